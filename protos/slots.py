@@ -1,0 +1,386 @@
+"""Step slots (scheduler → executor) and result slots (executor → scheduler).
+
+Two step slots lie one behind the other in the `frames` region, two result slots in the `results`
+region. Step N uses slot N % 2 of both. A slot of fixed layout, all words little-endian::
+
+    step slot    header        HEADER_WORDS int64, see `Header`
+                 rows          ROW_COLUMNS columns of row_max int32, see `Rows`
+                 tokens        token_max pairs of int32 (token id, position)
+                 assignments   assignment_max triples of int32 (seat, word, value)
+
+    result slot  header        HEADER_WORDS int64: magic, epoch, step, row_count, three stamps
+                 tokens        row_max int32: the token sampled for each row
+                 faults        row_max int32, see `RowFault`
+
+The used prefixes of rows, tokens and assignments are what a device must copy. There are no flags:
+the socket word says that a slot is full, and law 2 says when it may be written again (the step
+slot of N by publishing N+2, after the result of N; the result slot of N likewise).
+
+What the writer asserts before publishing, the reader asserts after reading (`Frame.check`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gapless.protos.messages import Epoch, StepNumber
+from gapless.protos.seats import SCRATCH_SEAT, Int32s
+
+Int64s = npt.NDArray[np.int64]
+
+SLOT_COUNT: Final = 2
+FRAME_MAGIC: Final = 0x4741504C_46524D31
+RESULT_MAGIC: Final = 0x4741504C_52534C31
+HEADER_WORDS: Final = 16
+ROW_COLUMNS: Final = 6
+ALIGNMENT_BYTES: Final = 4096
+"""Slots start at page borders, so that a mapping can be pinned slot by slot."""
+
+NO_CARRY: Final = -1
+"""In `Rows.carry_row`: the row's input is the literal token of the frame."""
+
+
+class Header(enum.IntEnum):
+    """Words of a step slot's header."""
+
+    MAGIC = 0
+    EPOCH = 1
+    STEP = 2
+    ROW_COUNT = 3
+    TOKEN_COUNT = 4
+    ASSIGNMENT_COUNT = 5
+    QUERY_LENGTH_MAX = 6
+    CONTEXT_LENGTH_MAX = 7
+    FEATURES = 8
+    PUBLISHED_NS = 9
+    """CLOCK_MONOTONIC when the scheduler published the frame."""
+
+
+class ResultHeader(enum.IntEnum):
+    """Words of a result slot's header. Stamps are CLOCK_MONOTONIC, in nanoseconds."""
+
+    MAGIC = 0
+    EPOCH = 1
+    STEP = 2
+    ROW_COUNT = 3
+    ACCEPTED_NS = 4
+    """The frame was read and its copy to the device was issued."""
+    STARTED_NS = 5
+    """The device began the step."""
+    FINISHED_NS = 6
+    """The device ended the step."""
+
+
+class Features(enum.IntFlag):
+    """What the rows of a step need of the sampler; a step with none is greedy throughout."""
+
+    NONE = 0
+    RANDOM = 1
+    """Some row has temperature > 0."""
+    TRUNCATED = 2
+    """Some random row has top-k, top-p or min-p."""
+    BIAS = 4
+    ALLOWED = 8
+
+
+class RowFault(enum.IntEnum):
+    """Why a row has no token although it should have one."""
+
+    NONE = 0
+    NOT_FINITE = 1
+    """Its logits hold NaN, or nothing is left to sample from."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a step as columns, int32 ``[row_count]`` each.
+
+    Row r reads the input tokens ``tokens[query_start[r] : query_start[r] + query_length[r]]``,
+    which stand at the positions ``context_length[r] - query_length[r] .. context_length[r] - 1`` of
+    its sequence. `carry_row` names the row of the step before (of the same epoch) whose sampled
+    token replaces the row's first input token, or is NO_CARRY. `result_count` is 1 if a token is to
+    be sampled behind the row's last input token (at position context_length), else 0.
+    """
+
+    seat: Int32s
+    carry_row: Int32s
+    query_start: Int32s
+    query_length: Int32s
+    context_length: Int32s
+    result_count: Int32s
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frame:
+    """The description of one step: what a step slot says, without its place."""
+
+    epoch: Epoch
+    step: StepNumber
+    rows: Rows
+    token_ids: Int32s
+    """``[token_count]``, packed row after row. Carried entries hold any valid id."""
+    positions: Int32s
+    """``[token_count]``."""
+    assignments: Int32s
+    """``[assignment_count, 3]``: (seat, word, value). To be applied before the step runs."""
+    features: Features
+    published_ns: int
+
+    @property
+    def row_count(self) -> int:
+        return len(self.rows.seat)
+
+    @property
+    def token_count(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def query_length_max(self) -> int:
+        return int(self.rows.query_length.max())
+
+    @property
+    def context_length_max(self) -> int:
+        return int(self.rows.context_length.max())
+
+    def check(self) -> None:
+        """Asserts everything that a writer promises a reader."""
+        rows = self.rows
+        assert self.row_count > 0, "a step has rows"
+        assert (rows.seat > SCRATCH_SEAT).all(), rows.seat
+        assert len(np.unique(rows.seat)) == self.row_count, "a seat has one row a step"
+        assert (rows.query_length > 0).all(), rows.query_length
+        assert (rows.context_length >= rows.query_length).all(), rows.context_length
+        ends = rows.query_start + rows.query_length
+        assert rows.query_start[0] == 0, rows.query_start[0]
+        assert (ends[:-1] == rows.query_start[1:]).all(), "rows are packed in order"
+        assert ends[-1] == self.token_count == len(self.positions), (ends[-1], self.token_count)
+        assert (rows.carry_row >= NO_CARRY).all(), rows.carry_row
+        assert (rows.query_length[rows.carry_row != NO_CARRY] == 1).all(), "carried rows are decode"
+        assert ((rows.result_count == 0) | (rows.result_count == 1)).all(), rows.result_count
+        last = self.positions[ends - 1]
+        assert (last == rows.context_length - 1).all(), "positions end at the context length"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """What a step sampled: row r's token and fault, int32 ``[row_count]`` each."""
+
+    epoch: Epoch
+    step: StepNumber
+    tokens: Int32s
+    """Meaningless where the row's result_count is 0 or it has a fault."""
+    faults: Int32s
+    accepted_ns: int
+    started_ns: int
+    finished_ns: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrameLayout:
+    """Where things stand in a step slot; both sides compute it from the same three numbers."""
+
+    row_max: int
+    token_max: int
+    assignment_max: int
+
+    @property
+    def rows_at(self) -> int:
+        return 8 * HEADER_WORDS
+
+    @property
+    def tokens_at(self) -> int:
+        return self.rows_at + 4 * ROW_COLUMNS * self.row_max
+
+    @property
+    def assignments_at(self) -> int:
+        return self.tokens_at + 8 * self.token_max
+
+    @property
+    def slot_bytes(self) -> int:
+        return _aligned(self.assignments_at + 12 * self.assignment_max)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the region with both slots."""
+        return SLOT_COUNT * self.slot_bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResultLayout:
+    """Where things stand in a result slot."""
+
+    row_max: int
+
+    @property
+    def tokens_at(self) -> int:
+        return 8 * HEADER_WORDS
+
+    @property
+    def faults_at(self) -> int:
+        return self.tokens_at + 4 * self.row_max
+
+    @property
+    def slot_bytes(self) -> int:
+        return _aligned(self.faults_at + 4 * self.row_max)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the region with both slots."""
+        return SLOT_COUNT * self.slot_bytes
+
+
+class FrameSlots:
+    """Both step slots over their region: `write` for the scheduler, `read` for the executor.
+
+    `read` copies nothing: its arrays are views, valid until the slot is written again.
+    """
+
+    def __init__(self, layout: FrameLayout, region: memoryview | bytearray) -> None:
+        self.layout = layout
+        self._slots = [_StepSlot(layout, region, k * layout.slot_bytes) for k in range(SLOT_COUNT)]
+
+    def write(self, frame: Frame) -> None:
+        """Puts `frame` into slot ``step % 2``. The caller holds the fence."""
+        self._slots[frame.step % SLOT_COUNT].write(frame)
+
+    def read(self, epoch: Epoch, step: StepNumber) -> Frame:
+        """The frame of `step`, as views on slot ``step % 2``."""
+        return self._slots[step % SLOT_COUNT].read(epoch, step)
+
+
+class _StepSlot:
+    def __init__(self, layout: FrameLayout, region: memoryview | bytearray, offset: int) -> None:
+        self.layout = layout
+        self.header: Int64s = np.frombuffer(region, np.int64, HEADER_WORDS, offset)
+        self.rows: Int32s = np.frombuffer(
+            region, np.int32, ROW_COLUMNS * layout.row_max, offset + layout.rows_at
+        ).reshape(ROW_COLUMNS, layout.row_max)
+        self.tokens: Int32s = np.frombuffer(
+            region, np.int32, 2 * layout.token_max, offset + layout.tokens_at
+        ).reshape(layout.token_max, 2)
+        self.assignments: Int32s = np.frombuffer(
+            region, np.int32, 3 * layout.assignment_max, offset + layout.assignments_at
+        ).reshape(layout.assignment_max, 3)
+
+    def write(self, frame: Frame) -> None:
+        row_count, token_count = frame.row_count, frame.token_count
+        assignment_count = len(frame.assignments)
+        assert 0 < row_count <= self.layout.row_max, row_count
+        assert 0 < token_count <= self.layout.token_max, token_count
+        assert assignment_count <= self.layout.assignment_max, assignment_count
+        rows = frame.rows
+        column = self.rows
+        column[0, :row_count] = rows.seat
+        column[1, :row_count] = rows.carry_row
+        column[2, :row_count] = rows.query_start
+        column[3, :row_count] = rows.query_length
+        column[4, :row_count] = rows.context_length
+        column[5, :row_count] = rows.result_count
+        self.tokens[:token_count, 0] = frame.token_ids
+        self.tokens[:token_count, 1] = frame.positions
+        if assignment_count:
+            self.assignments[:assignment_count] = frame.assignments
+        self.header[:10] = (
+            FRAME_MAGIC,
+            frame.epoch,
+            frame.step,
+            row_count,
+            token_count,
+            assignment_count,
+            frame.query_length_max,
+            frame.context_length_max,
+            frame.features,
+            frame.published_ns,
+        )
+
+    def read(self, epoch: Epoch, step: StepNumber) -> Frame:
+        (
+            magic,
+            found_epoch,
+            found_step,
+            row_count,
+            token_count,
+            assignment_count,
+            query_length_max,
+            context_length_max,
+            features,
+            published_ns,
+        ) = self.header[:10].tolist()
+        assert magic == FRAME_MAGIC, f"no frame in the slot of step {step}: {magic:#x}"
+        assert (found_epoch, found_step) == (epoch, step), (found_epoch, found_step, epoch, step)
+        column = self.rows
+        frame = Frame(
+            epoch=epoch,
+            step=step,
+            rows=Rows(*(column[c, :row_count] for c in range(ROW_COLUMNS))),
+            token_ids=self.tokens[:token_count, 0],
+            positions=self.tokens[:token_count, 1],
+            assignments=self.assignments[:assignment_count],
+            features=Features(features),
+            published_ns=published_ns,
+        )
+        assert frame.query_length_max == query_length_max, query_length_max
+        assert frame.context_length_max == context_length_max, context_length_max
+        return frame
+
+
+class ResultSlots:
+    """Both result slots over their region: `write` for the executor, `read` for the scheduler."""
+
+    def __init__(self, layout: ResultLayout, region: memoryview | bytearray) -> None:
+        self.layout = layout
+        self._headers: list[Int64s] = []
+        self._tokens: list[Int32s] = []
+        self._faults: list[Int32s] = []
+        for k in range(SLOT_COUNT):
+            offset = k * layout.slot_bytes
+            self._headers.append(np.frombuffer(region, np.int64, HEADER_WORDS, offset))
+            self._tokens.append(
+                np.frombuffer(region, np.int32, layout.row_max, offset + layout.tokens_at)
+            )
+            self._faults.append(
+                np.frombuffer(region, np.int32, layout.row_max, offset + layout.faults_at)
+            )
+
+    def write(self, result: Result) -> None:
+        """Puts `result` into slot ``step % 2``. The caller was released by frame step + 2."""
+        slot, row_count = result.step % SLOT_COUNT, len(result.tokens)
+        assert 0 < row_count <= self.layout.row_max, row_count
+        self._tokens[slot][:row_count] = result.tokens
+        self._faults[slot][:row_count] = result.faults
+        self._headers[slot][:7] = (
+            RESULT_MAGIC,
+            result.epoch,
+            result.step,
+            row_count,
+            result.accepted_ns,
+            result.started_ns,
+            result.finished_ns,
+        )
+
+    def read(self, epoch: Epoch, step: StepNumber) -> Result:
+        """The result of `step`, as views on slot ``step % 2``."""
+        slot = step % SLOT_COUNT
+        magic, found_epoch, found_step, row_count, accepted, started, finished = self._headers[
+            slot
+        ][:7].tolist()
+        assert magic == RESULT_MAGIC, f"no result in the slot of step {step}: {magic:#x}"
+        assert (found_epoch, found_step) == (epoch, step), (found_epoch, found_step, epoch, step)
+        return Result(
+            epoch=epoch,
+            step=step,
+            tokens=self._tokens[slot][:row_count],
+            faults=self._faults[slot][:row_count],
+            accepted_ns=accepted,
+            started_ns=started,
+            finished_ns=finished,
+        )
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -329,7 +329,7 @@ SchedulerUpdate = Update | Welcome | StateChanged | Cancelled | StatsReply | Bea
 # ------------------------------------------------------------------ executor ↔ scheduler
 
 
-class ExecutorHello(msgspec.Struct, frozen=True, tag="hello"):
+class ExecutorHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """First word of an executor whose model is loaded and whose KV pool stands."""
 
     facts: ModelFacts
@@ -343,13 +343,13 @@ class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     step: StepNumber
 
 
-class ExecutorReady(msgspec.Struct, frozen=True, tag="ready"):
+class ExecutorReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """Regions mapped, seat table uploaded; steps may come."""
 
     epoch: Epoch
 
 
-class ExecutorFault(msgspec.Struct, frozen=True, tag="fault"):
+class ExecutorFault(msgspec.Struct, frozen=True, array_like=True, tag="fault"):
     """The executor broke and is about to exit; all of the epoch's steps in flight are lost."""
 
     epoch: Epoch
@@ -359,7 +359,7 @@ class ExecutorFault(msgspec.Struct, frozen=True, tag="fault"):
 ExecutorWord = ExecutorHello | ExecutorReady | StepDone | ExecutorFault
 
 
-class Attach(msgspec.Struct, frozen=True, tag="attach"):
+class Attach(msgspec.Struct, frozen=True, array_like=True, tag="attach"):
     """Answer to `ExecutorHello`: the epoch, and how large the regions are.
 
     The scheduler has created `frames` and `seats` in the run folder; the executor creates
@@ -383,7 +383,7 @@ class StepReady(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     step: StepNumber
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """No further step will come; finish those accepted and exit."""
 
 

@@ -4,15 +4,18 @@
 # source: gapless/protos/admin.proto
 # Protobuf Python Version: 6.31.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 6, 31, 1, "", "gapless/protos/admin.proto"
+    _runtime_version.Domain.PUBLIC,
+    6,
+    31,
+    1,
+    '',
+    'gapless/protos/admin.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -23,48 +26,46 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1agapless/protos/admin.proto\x12\ngapless.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto"\x16\n\x14GetServerInfoRequest"\x85\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\texecutors\x18\x05 \x03(\x0b\x32\x18.gapless.v1.ExecutorInfo\x12\x1c\n\x14max_running_requests\x18\x06 \x01(\r\x12\x1b\n\x13max_queued_requests\x18\x07 \x01(\r\x12\x19\n\x11max_queued_tokens\x18\x08 \x01(\x04"e\n\x0c\x45xecutorInfo\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x17\n\x0fkv_block_tokens\x18\x03 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x04 \x01(\x04"\x11\n\x0fGetStatsRequest"4\n\x10GetStatsResponse\x12 \n\x05stats\x18\x01 \x01(\x0b\x32\x11.gapless.v1.Stats"=\n\x11WatchStatsRequest\x12\x18\n\x0binterval_ms\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_interval_ms"6\n\x12WatchStatsResponse\x12 \n\x05stats\x18\x01 \x01(\x0b\x32\x11.gapless.v1.Stats"\xdc\x04\n\x05Stats\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.gapless.v1.ServerState\x12\x18\n\x10running_requests\x18\x03 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x04 \x01(\r\x12\x1e\n\x16queued_uncached_tokens\x18\x05 \x01(\x04\x12\x19\n\x11\x64\x65tached_requests\x18\x06 \x01(\r\x12\x14\n\x0copen_streams\x18\x07 \x01(\r\x12\x34\n\x11oldest_queued_age\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0erequests_total\x18\t \x01(\x04\x12\x1f\n\x17requests_rejected_total\x18\n \x01(\x04\x12\x1d\n\x15requests_failed_total\x18\x0b \x01(\x04\x12 \n\x18requests_cancelled_total\x18\x0c \x01(\x04\x12\x1b\n\x13prompt_tokens_total\x18\r \x01(\x04\x12"\n\x1a\x63\x61\x63hed_prompt_tokens_total\x18\x0e \x01(\x04\x12\x1e\n\x16generated_tokens_total\x18\x0f \x01(\x04\x12\x19\n\x11preemptions_total\x18\x10 \x01(\x04\x12#\n\x1bgenerated_tokens_per_second\x18\x11 \x01(\x01\x12,\n\texecutors\x18\x12 \x03(\x0b\x32\x19.gapless.v1.ExecutorStats"\x90\x03\n\rExecutorStats\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12\x0f\n\x07healthy\x18\x02 \x01(\x08\x12\x18\n\x10running_requests\x18\x03 \x01(\r\x12\x18\n\x10kv_blocks_active\x18\x04 \x01(\x04\x12\x18\n\x10kv_blocks_cached\x18\x05 \x01(\x04\x12\x16\n\x0ekv_blocks_free\x18\x06 \x01(\x04\x12\x32\n\x0elast_step_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x12mean_step_duration\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x18\x64\x65vice_memory_used_bytes\x18\t \x01(\x04H\x00\x88\x01\x01\x12&\n\x19\x64\x65vice_memory_total_bytes\x18\n \x01(\x04H\x01\x88\x01\x01\x42\x1b\n\x19_device_memory_used_bytesB\x1c\n\x1a_device_memory_total_bytes"R\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x65xit_when_done\x18\x02 \x01(\x08"U\n\rDrainResponse\x12\x1a\n\x12remaining_requests\x18\x01 \x01(\r\x12\x0c\n\x04\x64one\x18\x02 \x01(\x08\x12\x1a\n\x12\x63\x61ncelled_requests\x18\x03 \x01(\r"\x10\n\x0eUndrainRequest"9\n\x0fUndrainResponse\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.gapless.v1.ServerState"(\n\x17\x46lushPrefixCacheRequest\x12\r\n\x05\x66orce\x18\x01 \x01(\x08"0\n\x18\x46lushPrefixCacheResponse\x12\x14\n\x0c\x66reed_blocks\x18\x01 \x01(\x04*\x94\x01\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVER_STATE_STARTING\x10\x01\x12\x18\n\x14SERVER_STATE_SERVING\x10\x02\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x03\x12\x17\n\x13SERVER_STATE_FAILED\x10\x04\x32\xdd\x03\n\x0c\x41\x64minService\x12T\n\rGetServerInfo\x12 .gapless.v1.GetServerInfoRequest\x1a!.gapless.v1.GetServerInfoResponse\x12\x45\n\x08GetStats\x12\x1b.gapless.v1.GetStatsRequest\x1a\x1c.gapless.v1.GetStatsResponse\x12M\n\nWatchStats\x12\x1d.gapless.v1.WatchStatsRequest\x1a\x1e.gapless.v1.WatchStatsResponse0\x01\x12>\n\x05\x44rain\x12\x18.gapless.v1.DrainRequest\x1a\x19.gapless.v1.DrainResponse0\x01\x12\x42\n\x07Undrain\x12\x1a.gapless.v1.UndrainRequest\x1a\x1b.gapless.v1.UndrainResponse\x12]\n\x10\x46lushPrefixCache\x12#.gapless.v1.FlushPrefixCacheRequest\x1a$.gapless.v1.FlushPrefixCacheResponseB\x1f\n\x0e\x64\x65v.gapless.v1P\x01\xaa\x02\nGapless.V1b\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1agapless/protos/admin.proto\x12\ngapless.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\x85\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\texecutors\x18\x05 \x03(\x0b\x32\x18.gapless.v1.ExecutorInfo\x12\x1c\n\x14max_running_requests\x18\x06 \x01(\r\x12\x1b\n\x13max_queued_requests\x18\x07 \x01(\r\x12\x19\n\x11max_queued_tokens\x18\x08 \x01(\x04\"e\n\x0c\x45xecutorInfo\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x17\n\x0fkv_block_tokens\x18\x03 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x04 \x01(\x04\"\x11\n\x0fGetStatsRequest\"4\n\x10GetStatsResponse\x12 \n\x05stats\x18\x01 \x01(\x0b\x32\x11.gapless.v1.Stats\"=\n\x11WatchStatsRequest\x12\x18\n\x0binterval_ms\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_interval_ms\"6\n\x12WatchStatsResponse\x12 \n\x05stats\x18\x01 \x01(\x0b\x32\x11.gapless.v1.Stats\"\xdc\x04\n\x05Stats\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.gapless.v1.ServerState\x12\x18\n\x10running_requests\x18\x03 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x04 \x01(\r\x12\x1e\n\x16queued_uncached_tokens\x18\x05 \x01(\x04\x12\x19\n\x11\x64\x65tached_requests\x18\x06 \x01(\r\x12\x14\n\x0copen_streams\x18\x07 \x01(\r\x12\x34\n\x11oldest_queued_age\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0erequests_total\x18\t \x01(\x04\x12\x1f\n\x17requests_rejected_total\x18\n \x01(\x04\x12\x1d\n\x15requests_failed_total\x18\x0b \x01(\x04\x12 \n\x18requests_cancelled_total\x18\x0c \x01(\x04\x12\x1b\n\x13prompt_tokens_total\x18\r \x01(\x04\x12\"\n\x1a\x63\x61\x63hed_prompt_tokens_total\x18\x0e \x01(\x04\x12\x1e\n\x16generated_tokens_total\x18\x0f \x01(\x04\x12\x19\n\x11preemptions_total\x18\x10 \x01(\x04\x12#\n\x1bgenerated_tokens_per_second\x18\x11 \x01(\x01\x12,\n\texecutors\x18\x12 \x03(\x0b\x32\x19.gapless.v1.ExecutorStats\"\x90\x03\n\rExecutorStats\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12\x0f\n\x07healthy\x18\x02 \x01(\x08\x12\x18\n\x10running_requests\x18\x03 \x01(\r\x12\x18\n\x10kv_blocks_active\x18\x04 \x01(\x04\x12\x18\n\x10kv_blocks_cached\x18\x05 \x01(\x04\x12\x16\n\x0ekv_blocks_free\x18\x06 \x01(\x04\x12\x32\n\x0elast_step_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x12mean_step_duration\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x18\x64\x65vice_memory_used_bytes\x18\t \x01(\x04H\x00\x88\x01\x01\x12&\n\x19\x64\x65vice_memory_total_bytes\x18\n \x01(\x04H\x01\x88\x01\x01\x42\x1b\n\x19_device_memory_used_bytesB\x1c\n\x1a_device_memory_total_bytes\"R\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x65xit_when_done\x18\x02 \x01(\x08\"U\n\rDrainResponse\x12\x1a\n\x12remaining_requests\x18\x01 \x01(\r\x12\x0c\n\x04\x64one\x18\x02 \x01(\x08\x12\x1a\n\x12\x63\x61ncelled_requests\x18\x03 \x01(\r\"\x10\n\x0eUndrainRequest\"9\n\x0fUndrainResponse\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.gapless.v1.ServerState\"(\n\x17\x46lushPrefixCacheRequest\x12\r\n\x05\x66orce\x18\x01 \x01(\x08\"0\n\x18\x46lushPrefixCacheResponse\x12\x14\n\x0c\x66reed_blocks\x18\x01 \x01(\x04*\x94\x01\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVER_STATE_STARTING\x10\x01\x12\x18\n\x14SERVER_STATE_SERVING\x10\x02\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x03\x12\x17\n\x13SERVER_STATE_FAILED\x10\x04\x32\xdd\x03\n\x0c\x41\x64minService\x12T\n\rGetServerInfo\x12 .gapless.v1.GetServerInfoRequest\x1a!.gapless.v1.GetServerInfoResponse\x12\x45\n\x08GetStats\x12\x1b.gapless.v1.GetStatsRequest\x1a\x1c.gapless.v1.GetStatsResponse\x12M\n\nWatchStats\x12\x1d.gapless.v1.WatchStatsRequest\x1a\x1e.gapless.v1.WatchStatsResponse0\x01\x12>\n\x05\x44rain\x12\x18.gapless.v1.DrainRequest\x1a\x19.gapless.v1.DrainResponse0\x01\x12\x42\n\x07Undrain\x12\x1a.gapless.v1.UndrainRequest\x1a\x1b.gapless.v1.UndrainResponse\x12]\n\x10\x46lushPrefixCache\x12#.gapless.v1.FlushPrefixCacheRequest\x1a$.gapless.v1.FlushPrefixCacheResponseB\x1f\n\x0e\x64\x65v.gapless.v1P\x01\xaa\x02\nGapless.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "gapless.protos.admin_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gapless.protos.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    _globals["DESCRIPTOR"]._loaded_options = None
-    _globals["DESCRIPTOR"]._serialized_options = b"\n\016dev.gapless.v1P\001\252\002\nGapless.V1"
-    _globals["_SERVERSTATE"]._serialized_start = 2041
-    _globals["_SERVERSTATE"]._serialized_end = 2189
-    _globals["_GETSERVERINFOREQUEST"]._serialized_start = 107
-    _globals["_GETSERVERINFOREQUEST"]._serialized_end = 129
-    _globals["_GETSERVERINFORESPONSE"]._serialized_start = 132
-    _globals["_GETSERVERINFORESPONSE"]._serialized_end = 393
-    _globals["_EXECUTORINFO"]._serialized_start = 395
-    _globals["_EXECUTORINFO"]._serialized_end = 496
-    _globals["_GETSTATSREQUEST"]._serialized_start = 498
-    _globals["_GETSTATSREQUEST"]._serialized_end = 515
-    _globals["_GETSTATSRESPONSE"]._serialized_start = 517
-    _globals["_GETSTATSRESPONSE"]._serialized_end = 569
-    _globals["_WATCHSTATSREQUEST"]._serialized_start = 571
-    _globals["_WATCHSTATSREQUEST"]._serialized_end = 632
-    _globals["_WATCHSTATSRESPONSE"]._serialized_start = 634
-    _globals["_WATCHSTATSRESPONSE"]._serialized_end = 688
-    _globals["_STATS"]._serialized_start = 691
-    _globals["_STATS"]._serialized_end = 1295
-    _globals["_EXECUTORSTATS"]._serialized_start = 1298
-    _globals["_EXECUTORSTATS"]._serialized_end = 1698
-    _globals["_DRAINREQUEST"]._serialized_start = 1700
-    _globals["_DRAINREQUEST"]._serialized_end = 1782
-    _globals["_DRAINRESPONSE"]._serialized_start = 1784
-    _globals["_DRAINRESPONSE"]._serialized_end = 1869
-    _globals["_UNDRAINREQUEST"]._serialized_start = 1871
-    _globals["_UNDRAINREQUEST"]._serialized_end = 1887
-    _globals["_UNDRAINRESPONSE"]._serialized_start = 1889
-    _globals["_UNDRAINRESPONSE"]._serialized_end = 1946
-    _globals["_FLUSHPREFIXCACHEREQUEST"]._serialized_start = 1948
-    _globals["_FLUSHPREFIXCACHEREQUEST"]._serialized_end = 1988
-    _globals["_FLUSHPREFIXCACHERESPONSE"]._serialized_start = 1990
-    _globals["_FLUSHPREFIXCACHERESPONSE"]._serialized_end = 2038
-    _globals["_ADMINSERVICE"]._serialized_start = 2192
-    _globals["_ADMINSERVICE"]._serialized_end = 2669
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\016dev.gapless.v1P\001\252\002\nGapless.V1'
+  _globals['_SERVERSTATE']._serialized_start=2041
+  _globals['_SERVERSTATE']._serialized_end=2189
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=107
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=129
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=132
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=393
+  _globals['_EXECUTORINFO']._serialized_start=395
+  _globals['_EXECUTORINFO']._serialized_end=496
+  _globals['_GETSTATSREQUEST']._serialized_start=498
+  _globals['_GETSTATSREQUEST']._serialized_end=515
+  _globals['_GETSTATSRESPONSE']._serialized_start=517
+  _globals['_GETSTATSRESPONSE']._serialized_end=569
+  _globals['_WATCHSTATSREQUEST']._serialized_start=571
+  _globals['_WATCHSTATSREQUEST']._serialized_end=632
+  _globals['_WATCHSTATSRESPONSE']._serialized_start=634
+  _globals['_WATCHSTATSRESPONSE']._serialized_end=688
+  _globals['_STATS']._serialized_start=691
+  _globals['_STATS']._serialized_end=1295
+  _globals['_EXECUTORSTATS']._serialized_start=1298
+  _globals['_EXECUTORSTATS']._serialized_end=1698
+  _globals['_DRAINREQUEST']._serialized_start=1700
+  _globals['_DRAINREQUEST']._serialized_end=1782
+  _globals['_DRAINRESPONSE']._serialized_start=1784
+  _globals['_DRAINRESPONSE']._serialized_end=1869
+  _globals['_UNDRAINREQUEST']._serialized_start=1871
+  _globals['_UNDRAINREQUEST']._serialized_end=1887
+  _globals['_UNDRAINRESPONSE']._serialized_start=1889
+  _globals['_UNDRAINRESPONSE']._serialized_end=1946
+  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_start=1948
+  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_end=1988
+  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_start=1990
+  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_end=2038
+  _globals['_ADMINSERVICE']._serialized_start=2192
+  _globals['_ADMINSERVICE']._serialized_end=2669
 # @@protoc_insertion_point(module_scope)

@@ -4,15 +4,18 @@
 # source: gapless/protos/inference.proto
 # Protobuf Python Version: 6.31.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 6, 31, 1, "", "gapless/protos/inference.proto"
+    _runtime_version.Domain.PUBLIC,
+    6,
+    31,
+    1,
+    '',
+    'gapless/protos/inference.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -24,98 +27,96 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1egapless/protos/inference.proto\x12\ngapless.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto"\xee\x01\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.gapless.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.gapless.v1.ChatPromptH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12$\n\x17truncate_to_last_tokens\x18\x05 \x01(\rH\x02\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokensB\x1a\n\x18_truncate_to_last_tokens"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r"\xc0\x02\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.gapless.v1.ChatMessage\x12)\n\x05tools\x18\x02 \x03(\x0b\x32\x1a.gapless.v1.ToolDefinition\x12\x1a\n\rchat_template\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x30\n\x0ftemplate_kwargs\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\x12"\n\x15\x61\x64\x64_generation_prompt\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x06 \x01(\x08H\x02\x88\x01\x01\x42\x10\n\x0e_chat_templateB\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_message"\xda\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0ctool_call_id\x18\x04 \x01(\tH\x01\x88\x01\x01\x12(\n\ntool_calls\x18\x05 \x03(\x0b\x32\x14.gapless.v1.ToolCall\x12\x1e\n\x11reasoning_content\x18\x06 \x01(\tH\x02\x88\x01\x01\x42\x07\n\x05_nameB\x0f\n\r_tool_call_idB\x14\n\x12_reasoning_contentJ\x04\x08\n\x10\x14"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t"L\n\x0eToolDefinition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t"\xd5\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x08\x88\x01\x01\x12\x1c\n\x0f\x63\x61ndidate_count\x18\x0b \x01(\rH\t\x88\x01\x01\x12=\n\nlogit_bias\x18\x0c \x03(\x0b\x32).gapless.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\r \x03(\r\x12\x18\n\x10\x62\x61nned_token_ids\x18\x0e \x03(\r\x12\x15\n\x0bjson_schema\x18\x14 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x15 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x16 \x01(\tH\x00\x12\x16\n\x0c\x65\x62nf_grammar\x18\x17 \x01(\tH\x00\x12,\n\x07\x63hoices\x18\x18 \x01(\x0b\x32\x19.gapless.v1.StringChoicesH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0c\n\nconstraintB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x12\n\x10_candidate_countJ\x04\x08\x05\x10\x06J\x04\x08\t\x10\nJ\x04\x08\x0f\x10\x10J\x04\x08\x1e\x10("\x1f\n\rStringChoices\x12\x0e\n\x06values\x18\x01 \x03(\t"\xb6\x02\n\x0eStoppingParams\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12!\n\x14include_stop_in_text\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12\x17\n\nignore_eos\x18\x06 \x01(\x08H\x03\x88\x01\x01\x12\x32\n\x0fsoft_time_limit\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationB\x11\n\x0f_max_new_tokensB\x11\n\x0f_min_new_tokensB\x17\n\x15_include_stop_in_textB\r\n\x0b_ignore_eos"\x8d\x03\n\rOutputOptions\x12\x11\n\x04text\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x16\n\ttoken_ids\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x15\n\x08logprobs\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x1d\n\x10prompt_token_ids\x18\x05 \x01(\x08H\x04\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x06 \x01(\x08H\x05\x88\x01\x01\x12\x1e\n\x11\x66lush_interval_ms\x18\x08 \x01(\rH\x06\x88\x01\x01\x12!\n\x14progress_interval_ms\x18\t \x01(\rH\x07\x88\x01\x01\x42\x07\n\x05_textB\x0c\n\n_token_idsB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x13\n\x11_prompt_token_idsB\x16\n\x14_skip_special_tokensB\x14\n\x12_flush_interval_msB\x17\n\x15_progress_interval_msJ\x04\x08\x07\x10\x08"\xe0\x01\n\x10SchedulingParams\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x30\n\rqueue_timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\nsession_id\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ncache_salt\x18\x04 \x01(\tH\x01\x88\x01\x01\x12 \n\x13\x62ypass_prefix_cache\x18\x05 \x01(\x08H\x02\x88\x01\x01\x42\r\n\x0b_session_idB\r\n\x0b_cache_saltB\x16\n\x14_bypass_prefix_cache"\x96\x01\n\rResumeOptions\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12/\n\x0c\x64\x65tached_ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x07\x63ursors\x18\x03 \x03(\x0b\x32\x1b.gapless.v1.CandidateCursor\x12\x19\n\x11next_prompt_index\x18\x04 \x01(\r"\xdd\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12"\n\x06prompt\x18\x04 \x01(\x0b\x32\x12.gapless.v1.Prompt\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.gapless.v1.SamplingParams\x12,\n\x08stopping\x18\x06 \x01(\x0b\x32\x1a.gapless.v1.StoppingParams\x12)\n\x06output\x18\x07 \x01(\x0b\x32\x19.gapless.v1.OutputOptions\x12\x30\n\nscheduling\x18\x08 \x01(\x0b\x32\x1c.gapless.v1.SchedulingParams\x12)\n\x06resume\x18\t \x01(\x0b\x32\x19.gapless.v1.ResumeOptions\x12&\n\x05prior\x18\x0b \x03(\x0b\x32\x17.gapless.v1.PriorTokens\x12\x37\n\x06labels\x18\n \x03(\x0b\x32\'.gapless.v1.GenerateRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01"9\n\x0bPriorTokens\x12\x17\n\x0f\x63\x61ndidate_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r"]\n\x0f\x43\x61ndidateCursor\x12\x17\n\x0f\x63\x61ndidate_index\x18\x01 \x01(\r\x12\x18\n\x10next_token_index\x18\x02 \x01(\r\x12\x17\n\x0f\x66inish_received\x18\x03 \x01(\x08"\x90\x02\n\x10GenerateResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.gapless.v1.GenerationStartedH\x00\x12\x32\n\x08progress\x18\x02 \x01(\x0b\x32\x1e.gapless.v1.GenerationProgressH\x00\x12,\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x1b.gapless.v1.GenerationDeltaH\x00\x12)\n\x06prompt\x18\x04 \x01(\x0b\x32\x17.gapless.v1.PromptSliceH\x00\x12\x34\n\tcompleted\x18\x05 \x01(\x0b\x32\x1f.gapless.v1.GenerationCompletedH\x00\x42\x07\n\x05\x65vent"t\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x11\n\tresumable\x18\x04 \x01(\x08\x12\x12\n\nattachment\x18\x05 \x01(\r"^\n\x12GenerationProgress\x12\x1b\n\x0equeue_position\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10prefilled_tokens\x18\x02 \x01(\rB\x11\n\x0f_queue_position"\xd0\x01\n\x0fGenerationDelta\x12\x17\n\x0f\x63\x61ndidate_index\x18\x01 \x01(\r\x12\x19\n\x11\x66irst_token_index\x18\x02 \x01(\r\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12&\n\x08logprobs\x18\x06 \x01(\x0b\x32\x14.gapless.v1.Logprobs\x12+\n\x06\x66inish\x18\x07 \x01(\x0b\x32\x1b.gapless.v1.CandidateFinish"q\n\x08Logprobs\x12\x16\n\x0etoken_logprobs\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x11\n\ttop_count\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02"c\n\x0bPromptSlice\x12\x19\n\x11\x66irst_token_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12&\n\x08logprobs\x18\x03 \x01(\x0b\x32\x14.gapless.v1.Logprobs"v\n\x0f\x43\x61ndidateFinish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.gapless.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x02 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x42\t\n\x07matched"i\n\x13GenerationCompleted\x12 \n\x05usage\x18\x01 \x01(\x0b\x32\x11.gapless.v1.Usage\x12"\n\x06timing\x18\x02 \x01(\x0b\x32\x12.gapless.v1.Timing\x12\x0c\n\x04seed\x18\x03 \x01(\x04"\x95\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x1d\n\x15\x64raft_tokens_proposed\x18\x04 \x01(\r\x12\x1d\n\x15\x64raft_tokens_accepted\x18\x05 \x01(\r"\xdc\x02\n\x06Timing\x12\x31\n\rreceived_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\x0equeue_duration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10prefill_duration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0f\x64\x65\x63ode_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0etotal_duration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10preemption_count\x18\x07 \x01(\r"<\n\x15\x43\x61ncelGenerateRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t"7\n\x16\x43\x61ncelGenerateResponse\x12\x1d\n\x15\x63\x61ncelled_request_ids\x18\x01 \x03(\t"\xa8\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12"\n\x06prompt\x18\x02 \x01(\x0b\x32\x12.gapless.v1.Prompt\x12\x1d\n\x10return_token_ids\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1b\n\x0ereturn_offsets\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x13\n\x11_return_token_idsB\x11\n\x0f_return_offsets"y\n\x10TokenizeResponse\x12\x13\n\x0btoken_count\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rrendered_text\x18\x03 \x01(\t\x12\x13\n\x0bstart_bytes\x18\x04 \x03(\r\x12\x11\n\tend_bytes\x18\x05 \x03(\r"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens""\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t"4\n\x10GetModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.gapless.v1.Model"\x13\n\x11ListModelsRequest"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.gapless.v1.Model"\xc9\x03\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61liases\x18\x02 \x03(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x19\n\x11max_prompt_tokens\x18\x06 \x01(\r\x12\x18\n\x10max_prompt_bytes\x18\x07 \x01(\x04\x12\x12\n\nvocab_size\x18\x08 \x01(\r\x12\x19\n\x0c\x62os_token_id\x18\t \x01(\rH\x00\x88\x01\x01\x12\x15\n\reos_token_ids\x18\n \x03(\r\x12\x19\n\x11has_chat_template\x18\x0b \x01(\x08\x12\x34\n\x10\x64\x65\x66\x61ult_sampling\x18\x0c \x01(\x0b\x32\x1a.gapless.v1.SamplingParams\x12\x1e\n\x16\x64\x65\x66\x61ult_max_new_tokens\x18\r \x01(\r\x12\x1d\n\x15supported_constraints\x18\x0e \x03(\t\x12\x10\n\x08\x61\x64\x61pters\x18\x0f \x03(\t\x12\x33\n\x10max_detached_ttl\x18\x10 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0f\n\r_bos_token_id*\x90\x02\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x01\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x02\x12 \n\x1c\x46INISH_REASON_MAX_NEW_TOKENS\x10\x03\x12 \n\x1c\x46INISH_REASON_CONTEXT_LENGTH\x10\x04\x12\x1c\n\x18\x46INISH_REASON_TIME_LIMIT\x10\x05\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x06\x12%\n!FINISH_REASON_CONSTRAINT_COMPLETE\x10\x07\x32\xdc\x03\n\x10InferenceService\x12G\n\x08Generate\x12\x1b.gapless.v1.GenerateRequest\x1a\x1c.gapless.v1.GenerateResponse0\x01\x12W\n\x0e\x43\x61ncelGenerate\x12!.gapless.v1.CancelGenerateRequest\x1a".gapless.v1.CancelGenerateResponse\x12\x45\n\x08Tokenize\x12\x1b.gapless.v1.TokenizeRequest\x1a\x1c.gapless.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.gapless.v1.DetokenizeRequest\x1a\x1e.gapless.v1.DetokenizeResponse\x12\x45\n\x08GetModel\x12\x1b.gapless.v1.GetModelRequest\x1a\x1c.gapless.v1.GetModelResponse\x12K\n\nListModels\x12\x1d.gapless.v1.ListModelsRequest\x1a\x1e.gapless.v1.ListModelsResponseB\x1f\n\x0e\x64\x65v.gapless.v1P\x01\xaa\x02\nGapless.V1b\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egapless/protos/inference.proto\x12\ngapless.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xee\x01\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.gapless.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.gapless.v1.ChatPromptH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12$\n\x17truncate_to_last_tokens\x18\x05 \x01(\rH\x02\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokensB\x1a\n\x18_truncate_to_last_tokens\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xc0\x02\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.gapless.v1.ChatMessage\x12)\n\x05tools\x18\x02 \x03(\x0b\x32\x1a.gapless.v1.ToolDefinition\x12\x1a\n\rchat_template\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x30\n\x0ftemplate_kwargs\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x06 \x01(\x08H\x02\x88\x01\x01\x42\x10\n\x0e_chat_templateB\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_message\"\xda\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0ctool_call_id\x18\x04 \x01(\tH\x01\x88\x01\x01\x12(\n\ntool_calls\x18\x05 \x03(\x0b\x32\x14.gapless.v1.ToolCall\x12\x1e\n\x11reasoning_content\x18\x06 \x01(\tH\x02\x88\x01\x01\x42\x07\n\x05_nameB\x0f\n\r_tool_call_idB\x14\n\x12_reasoning_contentJ\x04\x08\n\x10\x14\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"L\n\x0eToolDefinition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\"\xd5\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x08\x88\x01\x01\x12\x1c\n\x0f\x63\x61ndidate_count\x18\x0b \x01(\rH\t\x88\x01\x01\x12=\n\nlogit_bias\x18\x0c \x03(\x0b\x32).gapless.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\r \x03(\r\x12\x18\n\x10\x62\x61nned_token_ids\x18\x0e \x03(\r\x12\x15\n\x0bjson_schema\x18\x14 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x15 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x16 \x01(\tH\x00\x12\x16\n\x0c\x65\x62nf_grammar\x18\x17 \x01(\tH\x00\x12,\n\x07\x63hoices\x18\x18 \x01(\x0b\x32\x19.gapless.v1.StringChoicesH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0c\n\nconstraintB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x12\n\x10_candidate_countJ\x04\x08\x05\x10\x06J\x04\x08\t\x10\nJ\x04\x08\x0f\x10\x10J\x04\x08\x1e\x10(\"\x1f\n\rStringChoices\x12\x0e\n\x06values\x18\x01 \x03(\t\"\xb6\x02\n\x0eStoppingParams\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12!\n\x14include_stop_in_text\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12\x17\n\nignore_eos\x18\x06 \x01(\x08H\x03\x88\x01\x01\x12\x32\n\x0fsoft_time_limit\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationB\x11\n\x0f_max_new_tokensB\x11\n\x0f_min_new_tokensB\x17\n\x15_include_stop_in_textB\r\n\x0b_ignore_eos\"\x8d\x03\n\rOutputOptions\x12\x11\n\x04text\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x16\n\ttoken_ids\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12\x15\n\x08logprobs\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x1d\n\x10prompt_token_ids\x18\x05 \x01(\x08H\x04\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x06 \x01(\x08H\x05\x88\x01\x01\x12\x1e\n\x11\x66lush_interval_ms\x18\x08 \x01(\rH\x06\x88\x01\x01\x12!\n\x14progress_interval_ms\x18\t \x01(\rH\x07\x88\x01\x01\x42\x07\n\x05_textB\x0c\n\n_token_idsB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x13\n\x11_prompt_token_idsB\x16\n\x14_skip_special_tokensB\x14\n\x12_flush_interval_msB\x17\n\x15_progress_interval_msJ\x04\x08\x07\x10\x08\"\xe0\x01\n\x10SchedulingParams\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x30\n\rqueue_timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\nsession_id\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ncache_salt\x18\x04 \x01(\tH\x01\x88\x01\x01\x12 \n\x13\x62ypass_prefix_cache\x18\x05 \x01(\x08H\x02\x88\x01\x01\x42\r\n\x0b_session_idB\r\n\x0b_cache_saltB\x16\n\x14_bypass_prefix_cache\"\x96\x01\n\rResumeOptions\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12/\n\x0c\x64\x65tached_ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x07\x63ursors\x18\x03 \x03(\x0b\x32\x1b.gapless.v1.CandidateCursor\x12\x19\n\x11next_prompt_index\x18\x04 \x01(\r\"\xdd\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\"\n\x06prompt\x18\x04 \x01(\x0b\x32\x12.gapless.v1.Prompt\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.gapless.v1.SamplingParams\x12,\n\x08stopping\x18\x06 \x01(\x0b\x32\x1a.gapless.v1.StoppingParams\x12)\n\x06output\x18\x07 \x01(\x0b\x32\x19.gapless.v1.OutputOptions\x12\x30\n\nscheduling\x18\x08 \x01(\x0b\x32\x1c.gapless.v1.SchedulingParams\x12)\n\x06resume\x18\t \x01(\x0b\x32\x19.gapless.v1.ResumeOptions\x12&\n\x05prior\x18\x0b \x03(\x0b\x32\x17.gapless.v1.PriorTokens\x12\x37\n\x06labels\x18\n \x03(\x0b\x32\'.gapless.v1.GenerateRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"9\n\x0bPriorTokens\x12\x17\n\x0f\x63\x61ndidate_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"]\n\x0f\x43\x61ndidateCursor\x12\x17\n\x0f\x63\x61ndidate_index\x18\x01 \x01(\r\x12\x18\n\x10next_token_index\x18\x02 \x01(\r\x12\x17\n\x0f\x66inish_received\x18\x03 \x01(\x08\"\x90\x02\n\x10GenerateResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.gapless.v1.GenerationStartedH\x00\x12\x32\n\x08progress\x18\x02 \x01(\x0b\x32\x1e.gapless.v1.GenerationProgressH\x00\x12,\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x1b.gapless.v1.GenerationDeltaH\x00\x12)\n\x06prompt\x18\x04 \x01(\x0b\x32\x17.gapless.v1.PromptSliceH\x00\x12\x34\n\tcompleted\x18\x05 \x01(\x0b\x32\x1f.gapless.v1.GenerationCompletedH\x00\x42\x07\n\x05\x65vent\"t\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x11\n\tresumable\x18\x04 \x01(\x08\x12\x12\n\nattachment\x18\x05 \x01(\r\"^\n\x12GenerationProgress\x12\x1b\n\x0equeue_position\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10prefilled_tokens\x18\x02 \x01(\rB\x11\n\x0f_queue_position\"\xd0\x01\n\x0fGenerationDelta\x12\x17\n\x0f\x63\x61ndidate_index\x18\x01 \x01(\r\x12\x19\n\x11\x66irst_token_index\x18\x02 \x01(\r\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12&\n\x08logprobs\x18\x06 \x01(\x0b\x32\x14.gapless.v1.Logprobs\x12+\n\x06\x66inish\x18\x07 \x01(\x0b\x32\x1b.gapless.v1.CandidateFinish\"q\n\x08Logprobs\x12\x16\n\x0etoken_logprobs\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x11\n\ttop_count\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"c\n\x0bPromptSlice\x12\x19\n\x11\x66irst_token_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12&\n\x08logprobs\x18\x03 \x01(\x0b\x32\x14.gapless.v1.Logprobs\"v\n\x0f\x43\x61ndidateFinish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.gapless.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x02 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x42\t\n\x07matched\"i\n\x13GenerationCompleted\x12 \n\x05usage\x18\x01 \x01(\x0b\x32\x11.gapless.v1.Usage\x12\"\n\x06timing\x18\x02 \x01(\x0b\x32\x12.gapless.v1.Timing\x12\x0c\n\x04seed\x18\x03 \x01(\x04\"\x95\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x1d\n\x15\x64raft_tokens_proposed\x18\x04 \x01(\r\x12\x1d\n\x15\x64raft_tokens_accepted\x18\x05 \x01(\r\"\xdc\x02\n\x06Timing\x12\x31\n\rreceived_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\x0equeue_duration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10prefill_duration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0f\x64\x65\x63ode_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0etotal_duration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10preemption_count\x18\x07 \x01(\r\"<\n\x15\x43\x61ncelGenerateRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"7\n\x16\x43\x61ncelGenerateResponse\x12\x1d\n\x15\x63\x61ncelled_request_ids\x18\x01 \x03(\t\"\xa8\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06prompt\x18\x02 \x01(\x0b\x32\x12.gapless.v1.Prompt\x12\x1d\n\x10return_token_ids\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1b\n\x0ereturn_offsets\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x13\n\x11_return_token_idsB\x11\n\x0f_return_offsets\"y\n\x10TokenizeResponse\x12\x13\n\x0btoken_count\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rrendered_text\x18\x03 \x01(\t\x12\x13\n\x0bstart_bytes\x18\x04 \x03(\r\x12\x11\n\tend_bytes\x18\x05 \x03(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x10GetModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.gapless.v1.Model\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.gapless.v1.Model\"\xc9\x03\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61liases\x18\x02 \x03(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x19\n\x11max_prompt_tokens\x18\x06 \x01(\r\x12\x18\n\x10max_prompt_bytes\x18\x07 \x01(\x04\x12\x12\n\nvocab_size\x18\x08 \x01(\r\x12\x19\n\x0c\x62os_token_id\x18\t \x01(\rH\x00\x88\x01\x01\x12\x15\n\reos_token_ids\x18\n \x03(\r\x12\x19\n\x11has_chat_template\x18\x0b \x01(\x08\x12\x34\n\x10\x64\x65\x66\x61ult_sampling\x18\x0c \x01(\x0b\x32\x1a.gapless.v1.SamplingParams\x12\x1e\n\x16\x64\x65\x66\x61ult_max_new_tokens\x18\r \x01(\r\x12\x1d\n\x15supported_constraints\x18\x0e \x03(\t\x12\x10\n\x08\x61\x64\x61pters\x18\x0f \x03(\t\x12\x33\n\x10max_detached_ttl\x18\x10 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0f\n\r_bos_token_id*\x90\x02\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x01\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x02\x12 \n\x1c\x46INISH_REASON_MAX_NEW_TOKENS\x10\x03\x12 \n\x1c\x46INISH_REASON_CONTEXT_LENGTH\x10\x04\x12\x1c\n\x18\x46INISH_REASON_TIME_LIMIT\x10\x05\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x06\x12%\n!FINISH_REASON_CONSTRAINT_COMPLETE\x10\x07\x32\xdc\x03\n\x10InferenceService\x12G\n\x08Generate\x12\x1b.gapless.v1.GenerateRequest\x1a\x1c.gapless.v1.GenerateResponse0\x01\x12W\n\x0e\x43\x61ncelGenerate\x12!.gapless.v1.CancelGenerateRequest\x1a\".gapless.v1.CancelGenerateResponse\x12\x45\n\x08Tokenize\x12\x1b.gapless.v1.TokenizeRequest\x1a\x1c.gapless.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.gapless.v1.DetokenizeRequest\x1a\x1e.gapless.v1.DetokenizeResponse\x12\x45\n\x08GetModel\x12\x1b.gapless.v1.GetModelRequest\x1a\x1c.gapless.v1.GetModelResponse\x12K\n\nListModels\x12\x1d.gapless.v1.ListModelsRequest\x1a\x1e.gapless.v1.ListModelsResponseB\x1f\n\x0e\x64\x65v.gapless.v1P\x01\xaa\x02\nGapless.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "gapless.protos.inference_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gapless.protos.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    _globals["DESCRIPTOR"]._loaded_options = None
-    _globals["DESCRIPTOR"]._serialized_options = b"\n\016dev.gapless.v1P\001\252\002\nGapless.V1"
-    _globals["_SAMPLINGPARAMS_LOGITBIASENTRY"]._loaded_options = None
-    _globals["_SAMPLINGPARAMS_LOGITBIASENTRY"]._serialized_options = b"8\001"
-    _globals["_GENERATEREQUEST_LABELSENTRY"]._loaded_options = None
-    _globals["_GENERATEREQUEST_LABELSENTRY"]._serialized_options = b"8\001"
-    _globals["_FINISHREASON"]._serialized_start = 6414
-    _globals["_FINISHREASON"]._serialized_end = 6686
-    _globals["_PROMPT"]._serialized_start = 142
-    _globals["_PROMPT"]._serialized_end = 380
-    _globals["_TOKENIDS"]._serialized_start = 382
-    _globals["_TOKENIDS"]._serialized_end = 405
-    _globals["_CHATPROMPT"]._serialized_start = 408
-    _globals["_CHATPROMPT"]._serialized_end = 728
-    _globals["_CHATMESSAGE"]._serialized_start = 731
-    _globals["_CHATMESSAGE"]._serialized_end = 949
-    _globals["_TOOLCALL"]._serialized_start = 951
-    _globals["_TOOLCALL"]._serialized_end = 1011
-    _globals["_TOOLDEFINITION"]._serialized_start = 1013
-    _globals["_TOOLDEFINITION"]._serialized_end = 1089
-    _globals["_SAMPLINGPARAMS"]._serialized_start = 1092
-    _globals["_SAMPLINGPARAMS"]._serialized_end = 1817
-    _globals["_SAMPLINGPARAMS_LOGITBIASENTRY"]._serialized_start = 1590
-    _globals["_SAMPLINGPARAMS_LOGITBIASENTRY"]._serialized_end = 1638
-    _globals["_STRINGCHOICES"]._serialized_start = 1819
-    _globals["_STRINGCHOICES"]._serialized_end = 1850
-    _globals["_STOPPINGPARAMS"]._serialized_start = 1853
-    _globals["_STOPPINGPARAMS"]._serialized_end = 2163
-    _globals["_OUTPUTOPTIONS"]._serialized_start = 2166
-    _globals["_OUTPUTOPTIONS"]._serialized_end = 2563
-    _globals["_SCHEDULINGPARAMS"]._serialized_start = 2566
-    _globals["_SCHEDULINGPARAMS"]._serialized_end = 2790
-    _globals["_RESUMEOPTIONS"]._serialized_start = 2793
-    _globals["_RESUMEOPTIONS"]._serialized_end = 2943
-    _globals["_GENERATEREQUEST"]._serialized_start = 2946
-    _globals["_GENERATEREQUEST"]._serialized_end = 3423
-    _globals["_GENERATEREQUEST_LABELSENTRY"]._serialized_start = 3378
-    _globals["_GENERATEREQUEST_LABELSENTRY"]._serialized_end = 3423
-    _globals["_PRIORTOKENS"]._serialized_start = 3425
-    _globals["_PRIORTOKENS"]._serialized_end = 3482
-    _globals["_CANDIDATECURSOR"]._serialized_start = 3484
-    _globals["_CANDIDATECURSOR"]._serialized_end = 3577
-    _globals["_GENERATERESPONSE"]._serialized_start = 3580
-    _globals["_GENERATERESPONSE"]._serialized_end = 3852
-    _globals["_GENERATIONSTARTED"]._serialized_start = 3854
-    _globals["_GENERATIONSTARTED"]._serialized_end = 3970
-    _globals["_GENERATIONPROGRESS"]._serialized_start = 3972
-    _globals["_GENERATIONPROGRESS"]._serialized_end = 4066
-    _globals["_GENERATIONDELTA"]._serialized_start = 4069
-    _globals["_GENERATIONDELTA"]._serialized_end = 4277
-    _globals["_LOGPROBS"]._serialized_start = 4279
-    _globals["_LOGPROBS"]._serialized_end = 4392
-    _globals["_PROMPTSLICE"]._serialized_start = 4394
-    _globals["_PROMPTSLICE"]._serialized_end = 4493
-    _globals["_CANDIDATEFINISH"]._serialized_start = 4495
-    _globals["_CANDIDATEFINISH"]._serialized_end = 4613
-    _globals["_GENERATIONCOMPLETED"]._serialized_start = 4615
-    _globals["_GENERATIONCOMPLETED"]._serialized_end = 4720
-    _globals["_USAGE"]._serialized_start = 4723
-    _globals["_USAGE"]._serialized_end = 4872
-    _globals["_TIMING"]._serialized_start = 4875
-    _globals["_TIMING"]._serialized_end = 5223
-    _globals["_CANCELGENERATEREQUEST"]._serialized_start = 5225
-    _globals["_CANCELGENERATEREQUEST"]._serialized_end = 5285
-    _globals["_CANCELGENERATERESPONSE"]._serialized_start = 5287
-    _globals["_CANCELGENERATERESPONSE"]._serialized_end = 5342
-    _globals["_TOKENIZEREQUEST"]._serialized_start = 5345
-    _globals["_TOKENIZEREQUEST"]._serialized_end = 5513
-    _globals["_TOKENIZERESPONSE"]._serialized_start = 5515
-    _globals["_TOKENIZERESPONSE"]._serialized_end = 5636
-    _globals["_DETOKENIZEREQUEST"]._serialized_start = 5638
-    _globals["_DETOKENIZEREQUEST"]._serialized_end = 5749
-    _globals["_DETOKENIZERESPONSE"]._serialized_start = 5751
-    _globals["_DETOKENIZERESPONSE"]._serialized_end = 5785
-    _globals["_GETMODELREQUEST"]._serialized_start = 5787
-    _globals["_GETMODELREQUEST"]._serialized_end = 5819
-    _globals["_GETMODELRESPONSE"]._serialized_start = 5821
-    _globals["_GETMODELRESPONSE"]._serialized_end = 5873
-    _globals["_LISTMODELSREQUEST"]._serialized_start = 5875
-    _globals["_LISTMODELSREQUEST"]._serialized_end = 5894
-    _globals["_LISTMODELSRESPONSE"]._serialized_start = 5896
-    _globals["_LISTMODELSRESPONSE"]._serialized_end = 5951
-    _globals["_MODEL"]._serialized_start = 5954
-    _globals["_MODEL"]._serialized_end = 6411
-    _globals["_INFERENCESERVICE"]._serialized_start = 6689
-    _globals["_INFERENCESERVICE"]._serialized_end = 7165
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\016dev.gapless.v1P\001\252\002\nGapless.V1'
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_GENERATEREQUEST_LABELSENTRY']._loaded_options = None
+  _globals['_GENERATEREQUEST_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=6414
+  _globals['_FINISHREASON']._serialized_end=6686
+  _globals['_PROMPT']._serialized_start=142
+  _globals['_PROMPT']._serialized_end=380
+  _globals['_TOKENIDS']._serialized_start=382
+  _globals['_TOKENIDS']._serialized_end=405
+  _globals['_CHATPROMPT']._serialized_start=408
+  _globals['_CHATPROMPT']._serialized_end=728
+  _globals['_CHATMESSAGE']._serialized_start=731
+  _globals['_CHATMESSAGE']._serialized_end=949
+  _globals['_TOOLCALL']._serialized_start=951
+  _globals['_TOOLCALL']._serialized_end=1011
+  _globals['_TOOLDEFINITION']._serialized_start=1013
+  _globals['_TOOLDEFINITION']._serialized_end=1089
+  _globals['_SAMPLINGPARAMS']._serialized_start=1092
+  _globals['_SAMPLINGPARAMS']._serialized_end=1817
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1590
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1638
+  _globals['_STRINGCHOICES']._serialized_start=1819
+  _globals['_STRINGCHOICES']._serialized_end=1850
+  _globals['_STOPPINGPARAMS']._serialized_start=1853
+  _globals['_STOPPINGPARAMS']._serialized_end=2163
+  _globals['_OUTPUTOPTIONS']._serialized_start=2166
+  _globals['_OUTPUTOPTIONS']._serialized_end=2563
+  _globals['_SCHEDULINGPARAMS']._serialized_start=2566
+  _globals['_SCHEDULINGPARAMS']._serialized_end=2790
+  _globals['_RESUMEOPTIONS']._serialized_start=2793
+  _globals['_RESUMEOPTIONS']._serialized_end=2943
+  _globals['_GENERATEREQUEST']._serialized_start=2946
+  _globals['_GENERATEREQUEST']._serialized_end=3423
+  _globals['_GENERATEREQUEST_LABELSENTRY']._serialized_start=3378
+  _globals['_GENERATEREQUEST_LABELSENTRY']._serialized_end=3423
+  _globals['_PRIORTOKENS']._serialized_start=3425
+  _globals['_PRIORTOKENS']._serialized_end=3482
+  _globals['_CANDIDATECURSOR']._serialized_start=3484
+  _globals['_CANDIDATECURSOR']._serialized_end=3577
+  _globals['_GENERATERESPONSE']._serialized_start=3580
+  _globals['_GENERATERESPONSE']._serialized_end=3852
+  _globals['_GENERATIONSTARTED']._serialized_start=3854
+  _globals['_GENERATIONSTARTED']._serialized_end=3970
+  _globals['_GENERATIONPROGRESS']._serialized_start=3972
+  _globals['_GENERATIONPROGRESS']._serialized_end=4066
+  _globals['_GENERATIONDELTA']._serialized_start=4069
+  _globals['_GENERATIONDELTA']._serialized_end=4277
+  _globals['_LOGPROBS']._serialized_start=4279
+  _globals['_LOGPROBS']._serialized_end=4392
+  _globals['_PROMPTSLICE']._serialized_start=4394
+  _globals['_PROMPTSLICE']._serialized_end=4493
+  _globals['_CANDIDATEFINISH']._serialized_start=4495
+  _globals['_CANDIDATEFINISH']._serialized_end=4613
+  _globals['_GENERATIONCOMPLETED']._serialized_start=4615
+  _globals['_GENERATIONCOMPLETED']._serialized_end=4720
+  _globals['_USAGE']._serialized_start=4723
+  _globals['_USAGE']._serialized_end=4872
+  _globals['_TIMING']._serialized_start=4875
+  _globals['_TIMING']._serialized_end=5223
+  _globals['_CANCELGENERATEREQUEST']._serialized_start=5225
+  _globals['_CANCELGENERATEREQUEST']._serialized_end=5285
+  _globals['_CANCELGENERATERESPONSE']._serialized_start=5287
+  _globals['_CANCELGENERATERESPONSE']._serialized_end=5342
+  _globals['_TOKENIZEREQUEST']._serialized_start=5345
+  _globals['_TOKENIZEREQUEST']._serialized_end=5513
+  _globals['_TOKENIZERESPONSE']._serialized_start=5515
+  _globals['_TOKENIZERESPONSE']._serialized_end=5636
+  _globals['_DETOKENIZEREQUEST']._serialized_start=5638
+  _globals['_DETOKENIZEREQUEST']._serialized_end=5749
+  _globals['_DETOKENIZERESPONSE']._serialized_start=5751
+  _globals['_DETOKENIZERESPONSE']._serialized_end=5785
+  _globals['_GETMODELREQUEST']._serialized_start=5787
+  _globals['_GETMODELREQUEST']._serialized_end=5819
+  _globals['_GETMODELRESPONSE']._serialized_start=5821
+  _globals['_GETMODELRESPONSE']._serialized_end=5873
+  _globals['_LISTMODELSREQUEST']._serialized_start=5875
+  _globals['_LISTMODELSREQUEST']._serialized_end=5894
+  _globals['_LISTMODELSRESPONSE']._serialized_start=5896
+  _globals['_LISTMODELSRESPONSE']._serialized_end=5951
+  _globals['_MODEL']._serialized_start=5954
+  _globals['_MODEL']._serialized_end=6411
+  _globals['_INFERENCESERVICE']._serialized_start=6689
+  _globals['_INFERENCESERVICE']._serialized_end=7165
 # @@protoc_insertion_point(module_scope)

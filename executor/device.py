@@ -1,0 +1,83 @@
+"""What the link drives: a device that accepts frames and gives results back, two steps deep.
+
+Owns the order of a step's three stages and the hand-overs between them. Knows nothing of sockets
+and words, nor of what a step computes. Called by the link, from the process's main thread (the
+*I/O thread*), which never waits for a step: it is told by a file descriptor.
+
+One step's way, and where each stage runs::
+
+    stage     CpuDevice                          CUDA form
+    h2d       I/O thread, in `accept`            copy on the h2d stream, event `staged[slot]`
+    compute   the one compute thread             compute stream, waits for `staged[slot]`: the
+                                                 graphs of this slot; event `computed[slot]`
+    d2h       compute thread, behind compute     d2h stream, waits for `computed[slot]`: copy to
+                                                 the pinned result slot; event `landed[slot]`
+    wake      compute thread writes `wakeup`     a watcher thread waits for `landed[slot]`, writes
+
+Everything a step owns is there twice, chosen by step % 2: the step slot (shared memory), the
+staging slot (the device's copy of the frame), the output buffer (sampled tokens, from which the
+next step carries over; read after the step ended, so outside anything that is reused) and the
+result slot (shared memory).
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+
+from gapless.protos.messages import Attach, StepNumber
+from gapless.protos.seats import Int32s
+from gapless.protos.slots import FrameSlots, ResultSlots
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Regions:
+    """The shared memory of an epoch, mapped."""
+
+    frames: FrameSlots
+    results: ResultSlots
+    seat_table: Int32s
+    """``[seat_count, words]``; what the scheduler has written when it says `Attach`."""
+
+
+class StepError(Exception):
+    """The device broke while it ran a step; the cause is chained. No further step may run."""
+
+
+class Device(abc.ABC):
+    """Runs the steps of one epoch in the order in which they are accepted."""
+
+    @property
+    @abc.abstractmethod
+    def wakeup(self) -> int:
+        """File descriptor, readable while `finished` has something to say."""
+
+    @property
+    @abc.abstractmethod
+    def in_flight(self) -> int:
+        """Steps accepted whose result `finished` has not returned yet, at most 2."""
+
+    @abc.abstractmethod
+    def accept(self, step: StepNumber) -> None:
+        """Reads and asserts the frame of `step`, and queues it; waits for nothing.
+
+        The caller vouches that fewer than two steps are in flight. When this returns, the copy to
+        the staging slot has been issued, and the step slot stays as it is until the result.
+        """
+
+    @abc.abstractmethod
+    def finished(self) -> tuple[StepNumber, ...]:
+        """The steps whose results have landed in their result slots since the last call, in order.
+
+        Raises:
+            StepError: the device broke.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends the device's threads once the accepted steps are through."""
+
+
+StartDevice = Callable[[Attach, Regions], Device]
+"""Starts the device of an epoch: uploads its seat table, makes it ready for steps."""

@@ -1,8 +1,10 @@
 """The bytes of every token, read from ``tokenizer.json`` alone.
 
-Owns the knowledge of how a decoder turns a token's spelling into bytes: byte-level BPE (the GPT-2
-alphabet: Llama-3, Qwen, SmolLM) and SentencePiece-like pieces (``▁`` for a blank, byte fallback
-``<0xAB>``: Llama-2, Mistral, Gemma). A tokenizer of another kind is refused rather than shown wrong.
+Owns how a decoder turns a token's spelling into bytes: byte-level BPE (the GPT-2 alphabet: Llama-3,
+Qwen, SmolLM) and SentencePiece-like pieces (``▁`` for a blank, byte fallback ``<0xAB>``: Llama-2,
+Mistral, Gemma). A tokenizer of another kind is refused rather than shown wrong.
+
+No blank is trimmed from the front of a text: what a model writes first may begin with one.
 
 Must not know: text, prompts, requests. Called by `tokenizer` once, at start.
 """
@@ -34,7 +36,7 @@ SAMPLE_TEXTS: Final = (
 """Texts of many scripts on which the bytes read here must agree with the tokenizer's decoder."""
 
 
-class UnsupportedTokenizer(Exception):
+class UnsupportedTokenizer(Exception):  # noqa: N818 - named by what happened
     """The tokenizer is of a kind whose tokens have no bytes of their own."""
 
 

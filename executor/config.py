@@ -1,0 +1,129 @@
+"""The executor's command line: flags in, one frozen config out, everything checked once.
+
+Owns defaults and their limits. Knows nothing of models and devices beyond the flags' values.
+Called by `__main__`; `UserError` and the log format also by `prepare`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from gapless.protos.model_folder import missing_files
+from gapless.protos.rendezvous import executors_endpoint
+
+LOG_FORMAT: Final = "%(asctime)s {process} %(levelname)s %(message)s"
+DEVICES: Final = ("auto", "cpu")
+DTYPES: Final = ("auto", "float32", "bfloat16", "float64")
+
+
+class UserError(Exception):
+    """Whoever started the process must change something; the message, one line, says what."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Config:
+    """One executor process. Sizes are in tokens, blocks and rows."""
+
+    run_folder: Path
+    model: Path
+    device: str
+    dtype: str
+    """``auto``: float32 on a CPU, elsewhere the dtype in which the weights stand."""
+    kv_blocks: int | None
+    """Blocks of the KV pool, the scratch block included; None: what memory allows."""
+    block_tokens: int
+    row_max: int
+    token_max: int
+    context_length_max: int | None
+    """Upper limit to the model's own context length."""
+    threads: int
+    ready_fd: int | None
+
+
+def parse(arguments: Sequence[str] | None) -> Config:
+    """Reads the flags; argparse prints usage and exits with status 2 on malformed ones.
+
+    Raises:
+        UserError: well-formed flags that cannot be served.
+    """
+    options = _parser().parse_args(arguments)
+    model = options.model.absolute()
+    if not model.is_dir():
+        raise UserError(f"no such model folder: {options.model}")
+    missing = missing_files(model)
+    if missing:
+        raise UserError(
+            f"{options.model} is no model folder (missing: {', '.join(missing)}); "
+            "python -m gapless.executor.prepare makes one"
+        )
+    if not options.run_folder.is_dir():
+        raise UserError(f"no such run folder: {options.run_folder}")
+    try:
+        executors_endpoint(options.run_folder)
+        if options.ready_fd is not None:
+            os.fstat(options.ready_fd)
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+    if options.token_max < options.row_max:
+        raise UserError(
+            f"--token-max {options.token_max} is less than --row-max {options.row_max}: "
+            "each row has at least one token"
+        )
+    return Config(
+        run_folder=options.run_folder,
+        model=model,
+        device="cpu" if options.device == "auto" else options.device,
+        dtype=options.dtype,
+        kv_blocks=options.kv_blocks,
+        block_tokens=options.block_tokens,
+        row_max=options.row_max,
+        token_max=options.token_max,
+        context_length_max=options.context_length_max,
+        threads=options.threads or default_threads(),
+        ready_fd=options.ready_fd,
+    )
+
+
+def default_threads() -> int:
+    """``$OMP_NUM_THREADS`` if that is a number, else the cores of this process less one.
+
+    The one is left to the I/O thread and to the scheduler, whose work is short and urgent.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "gapless.executor", description="Runs the steps of one model for a Gapless scheduler."
+    )
+    add = parser.add_argument
+    add("--run-folder", type=Path, required=True, help="folder shared with the scheduler")
+    add("--model", type=Path, required=True, metavar="FOLDER", help="see gapless.executor.prepare")
+    add("--device", choices=DEVICES, default="auto")
+    add("--dtype", choices=DTYPES, default="auto", help="default: float32 on a CPU")
+    add("--kv-blocks", type=_at_least(2), metavar="N", help="default: what memory allows")
+    add("--block-tokens", type=_at_least(1), default=16, metavar="N", help="default: 16")
+    add("--row-max", type=_at_least(1), default=64, metavar="N", help="rows a step (64)")
+    add("--token-max", type=_at_least(1), default=512, metavar="N", help="tokens a step (512)")
+    add("--context-length-max", type=_at_least(2), metavar="N", help="default: the model's")
+    add("--threads", type=_at_least(1), metavar="N", help="default: cores less one")
+    add("--ready-fd", type=int, metavar="N", help="gets the line 'ready' once attached")
+    return parser
+
+
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        value = int(text)
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"must be at least {minimum}, not {value}")
+        return value
+
+    return count

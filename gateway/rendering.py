@@ -2,14 +2,15 @@
 
 Text is a pure function of the log: the bytes of its tokens joined (special tokens empty if
 skipped), decoded as UTF-8 with one U+FFFD a broken piece, cut at the first stop string. Held back
-are the last bytes that may yet become a stop string, or else a character that is not whole yet;
-nothing besides.
+are the last bytes that may yet become a stop string (unless stop strings stay in the text), or else
+a character that is not whole yet; nothing besides.
 
     fed bytes   |------ released ------|-- unfinished character --|   without a live prefix
     fed bytes   |------ released ---------|-- live prefix --|         of a stop string, and with one
 
 The two never add up: a stop string begins with the first byte of a character, so whatever is
-unfinished in front of a live prefix can no longer be finished.
+unfinished in front of a live prefix can no longer be finished. What is unfinished, Python's decoder
+says; of bytes that no character has, it waits only for the third of an encoded surrogate.
 
 Must not know: requests, messages' transport, gRPC, time. Called by the stream of each candidate.
 """
@@ -103,7 +104,9 @@ class Renderer:
                 self._held = b""
                 cut = match.end if self._options.include_stop_in_text else match.start
                 return self._decoder.decode(bytes(buffer[: cut - self._passed]), final=True)
-        passing = len(buffer) - matcher.held_bytes
+        # What is shown either way need not wait.
+        held = 0 if self._options.include_stop_in_text else matcher.held_bytes
+        passing = len(buffer) - held
         self._held = bytes(buffer[passing:])
         self._passed += passing
         return self._decoder.decode(bytes(buffer[:passing]), final=bool(self._held))

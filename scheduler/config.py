@@ -54,7 +54,7 @@ class CoreConfig:
         assert self.queued_max >= 1, self.queued_max
         assert self.queued_tokens_max >= 0, self.queued_tokens_max
         assert self.depth in (1, 2), self.depth
-        assert 1 <= self.chunk_tokens_max, self.chunk_tokens_max
+        assert self.chunk_tokens_max >= 1, self.chunk_tokens_max
         assert self.block_tokens >= 1, self.block_tokens
         assert self.block_count >= 2, self.block_count
         assert self.sequence_tokens_max >= 2, "a prompt token and a new one"

@@ -1,0 +1,88 @@
+"""What must hold between the parts of a core whenever no call is in progress.
+
+Reads everything, writes nothing. Array work wherever it is about rows or blocks, so that the
+simulation can afford it after every step. Each part checks itself; here stands what joins them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gapless.protos.seats import SCRATCH_BLOCK, Int32s
+from gapless.scheduler.pipeline import Pipeline
+from gapless.scheduler.placement import Placement
+from gapless.scheduler.registry import Registry
+from gapless.scheduler.request import SEATED, Phase
+from gapless.scheduler.seats import Seats
+
+
+def check(placement: Placement, pipeline: Pipeline, registry: Registry) -> None:
+    """Asserts every invariant, in O(live sequences + seats + blocks)."""
+    seats = placement.seats
+    seats.check()
+    placement.blocks.check()
+    placement.free_seats.check()
+    _check_blocks(placement)
+    _check_seats(placement)
+    _check_flights(seats, pipeline)
+    _check_fence(placement, pipeline)
+    registry.check()
+    assert len(registry) == seats.live_count + len(placement.waiting), (
+        f"{len(registry)} live, {seats.live_count} seated, {len(placement.waiting)} waiting"
+    )
+
+
+def _check_blocks(placement: Placement) -> None:
+    """Each block is free, or fenced, or in exactly one live sequence's block table."""
+    seats, pool = placement.seats, placement.blocks
+    places = np.arange(seats.block_table.shape[1]) < (seats.block_count * seats.live)[:, None]
+    owned = seats.block_table[places]
+    _check_partition(owned, pool.free_numbers(), pool.fenced_numbers(), pool.count, "block")
+
+
+def _check_seats(placement: Placement) -> None:
+    """Each seat is free, or fenced, or holds exactly one live sequence."""
+    seats, pool = placement.seats, placement.free_seats
+    live = np.flatnonzero(seats.live).astype(np.int32)
+    _check_partition(live, pool.free_numbers(), pool.fenced_numbers(), pool.count, "seat")
+    yielding = {sequence.seat_held for sequence in placement.yielding}
+    for sequence in seats.holders():
+        seat = sequence.seat_held
+        assert sequence.phase in SEATED, f"{sequence.phase.name} on seat {seat}"
+        assert seats.live[seat], seat
+        assert bool(seats.runs[seat]) == (sequence.phase is Phase.RUNNING), sequence.phase
+        assert (seat in yielding) == (sequence.phase is Phase.YIELDING), sequence.phase
+
+
+def _check_partition(owned: Int32s, free: Int32s, fenced: Int32s, count: int, kind: str) -> None:
+    everywhere = np.concatenate((owned, free, fenced))
+    times = np.bincount(everywhere, minlength=count + 1)
+    assert len(times) == count + 1, f"{kind} {len(times) - 1} does not exist"
+    assert times[SCRATCH_BLOCK] == 0, f"scratch {kind} in use"
+    assert len(everywhere) == count, f"{len(everywhere)} {kind}s of {count}"
+    assert (times[1:] == 1).all(), f"{kind}s not in one place: {np.flatnonzero(times != 1)}"
+
+
+def _check_flights(seats: Seats, pipeline: Pipeline) -> None:
+    """Placeholders are exactly the rows in flight that sample."""
+    expected = np.zeros(len(seats.live), np.int32)
+    for flight in pipeline.flights:
+        sampling = flight.seats if flight.samples is None else flight.seats[flight.samples]
+        expected[sampling] += 1
+        live = flight.seats[seats.live[flight.seats]]
+        assert (seats.last_step[live] >= flight.step).all(), seats.last_step
+    placeholders = seats.total_length - seats.known_length
+    assert (placeholders == expected * seats.live).all(), (placeholders, expected)
+    is_caught_up = seats.scheduled_length == seats.acknowledged_length
+    in_flight = seats.last_step > pipeline.published_step - len(pipeline.flights)
+    assert (is_caught_up | in_flight)[seats.live].all(), "unacknowledged without a flight"
+
+
+def _check_fence(placement: Placement, pipeline: Pipeline) -> None:
+    """No seat of a row in flight is free, and both pools know the last acknowledged step."""
+    acknowledged_step = pipeline.published_step - len(pipeline.flights)
+    assert placement.blocks.acknowledged_step == acknowledged_step, acknowledged_step
+    assert placement.free_seats.acknowledged_step == acknowledged_step, acknowledged_step
+    free = placement.free_seats.free_numbers()
+    for flight in pipeline.flights:
+        assert not np.isin(flight.seats, free).any(), f"a seat of step {flight.step} is free"

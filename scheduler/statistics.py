@@ -1,0 +1,76 @@
+"""Totals since the start, and rates over the last seconds.
+
+Owns counters, decides nothing. The core counts into it; `Core.stats` reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Final
+
+WINDOW_S: Final = 10
+"""Length of the time over which rates are taken."""
+
+
+@dataclasses.dataclass(slots=True)
+class Totals:
+    """Counts since the start."""
+
+    requests: int = 0
+    rejected: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class _Second:
+    second: int
+    steps: int = 0
+    step_ns: int = 0
+    tokens: int = 0
+    ended: int = 0
+
+
+class Window:
+    """Sums over the last `WINDOW_S` seconds, in buckets of a second."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[_Second] = deque()
+
+    def add_step(self, now: float, step_ns: int, tokens: int) -> None:
+        """A result: how long the device computed, how many tokens it brought."""
+        bucket = self._bucket(now)
+        bucket.steps += 1
+        bucket.step_ns += step_ns
+        bucket.tokens += tokens
+
+    def add_ended(self, now: float) -> None:
+        """A sequence ended, so that there is room for another one."""
+        self._bucket(now).ended += 1
+
+    def tokens_per_second(self, now: float) -> float:
+        return sum(each.tokens for each in self._recent(now)) / WINDOW_S
+
+    def mean_step_s(self, now: float) -> float:
+        """Mean time of a step on the device; 0 if there was none."""
+        steps = sum(each.steps for each in self._recent(now))
+        return sum(each.step_ns for each in self._recent(now)) / steps / 1e9 if steps else 0.0
+
+    def ended_per_second(self, now: float) -> float:
+        return sum(each.ended for each in self._recent(now)) / WINDOW_S
+
+    def _bucket(self, now: float) -> _Second:
+        second = int(now)
+        if not self._seconds or self._seconds[-1].second < second:
+            self._seconds.append(_Second(second))
+            self._recent(now)
+        return self._seconds[-1]
+
+    def _recent(self, now: float) -> deque[_Second]:
+        while self._seconds and self._seconds[0].second <= now - WINDOW_S:
+            self._seconds.popleft()
+        return self._seconds

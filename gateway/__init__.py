@@ -1,0 +1,1 @@
+"""The gateway process: the public gRPC API in front of a scheduler."""

@@ -1,0 +1,96 @@
+"""Prompts to tokens off the event loop: chat templates and tokenising in a few threads.
+
+Owns the threads and how many requests may wait for them; more are refused, not piled up.
+
+Must not know: gRPC, the scheduler. Called by `generate` and the servicer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from gapless.gateway import failures
+from gapless.gateway.failures import Failure, Violation
+from gapless.gateway.model import ServedModel
+from gapless.gateway.prompts import PromptRequest
+from gapless.gateway.templates import PromptText, TemplateFailed
+from gapless.protos.reasons import Reason
+
+LARGE_REQUEST_BYTES = 64 * 1024
+"""A request of more bytes is validated in a thread as well."""
+
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt as the model reads it."""
+
+    token_ids: Sequence[int]
+    text: str
+    """What was tokenised; empty for a prompt of token ids."""
+    start_bytes: Sequence[int]
+    end_bytes: Sequence[int]
+
+
+class Preparation:
+    """Bounded work off the event loop."""
+
+    def __init__(self, model: ServedModel, *, threads: int, preparing_max: int) -> None:
+        self._model = model
+        self._preparing_max = preparing_max
+        self._preparing = 0
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        """Runs `work` in a thread. Raises Failure if too many wait already."""
+        if self._preparing >= self._preparing_max:
+            raise Failure(
+                Reason.QUEUE_FULL, f"{self._preparing} requests wait to be tokenised already"
+            )
+        self._preparing += 1
+        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        future.add_done_callback(self._done)
+        return await future
+
+    async def prepare(self, prompt: PromptRequest, *, with_offsets: bool = False) -> Prepared:
+        """Renders and tokenises; the result may have no tokens.
+
+        Raises Failure: the template refuses the chat, or too many wait.
+        """
+        if prompt.token_ids is not None:
+            token_ids = prompt.token_ids
+            if prompt.truncate_to_last_tokens is not None:
+                token_ids = token_ids[-prompt.truncate_to_last_tokens :]
+            return Prepared(token_ids, "", (), ())
+        return await self.run(lambda: self._prepare(prompt, with_offsets))
+
+    def close(self) -> None:
+        """Gives the threads back; what waits is dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _done(self, _future: asyncio.Future[Any]) -> None:
+        self._preparing -= 1
+
+    def _prepare(self, prompt: PromptRequest, with_offsets: bool) -> Prepared:
+        if prompt.chat is not None:
+            assert self._model.template is not None, "validated: the model has a chat template"
+            try:
+                text = self._model.template.render(prompt.chat)
+            except TemplateFailed as error:
+                violation = Violation("prompt.chat", str(error))
+                raise failures.invalid((violation,), Reason.TEMPLATE_ERROR) from error
+        else:
+            assert prompt.text is not None, "a prompt has one form"
+            text = PromptText(prompt.text)
+        encoded = self._model.tokenizer.encode(
+            text,
+            add_special_tokens=prompt.add_special_tokens,
+            truncate_to_last_tokens=prompt.truncate_to_last_tokens,
+            with_offsets=with_offsets,
+        )
+        return Prepared(encoded.token_ids, text.text, encoded.start_bytes, encoded.end_bytes)

@@ -1,0 +1,252 @@
+"""The live streams of this gateway: each with the log of its tokens and who waits for it.
+
+::
+
+      Submit ──▶ waiting ──Admitted──▶ admitted ──Finished──▶ finished
+                    │                      │
+                    └───────Failed─────────┴─────────────────▶ failed
+
+Owns the map handle → stream and the logs. `Streams.apply` is the hot path: one call per message of
+the scheduler, a dictionary look-up and an append a token, at most one wake-up a stream. A stream
+takes its tokens when its client can take them; what waits meanwhile is its log, which is bounded by
+max_new_tokens, and nothing else.
+
+Must not know: text, gRPC, validation. Written by the link, read by the task of each stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from gapless.gateway.link import scheduler_lost
+from gapless.protos.messages import (
+    Admitted,
+    Cancel,
+    CancelCause,
+    Failed,
+    Finished,
+    GatewayWord,
+    Handle,
+    PrefillStarted,
+    Submit,
+    Update,
+)
+
+SLOW_CONSUMER_S: Final = 30.0
+"""A client that takes nothing for so long loses its stream."""
+
+
+class Stream:
+    """One candidate's way from its submission to its end. One task waits on it at a time."""
+
+    __slots__ = (
+        "_due_s",
+        "_flush_interval_s",
+        "_timer",
+        "_waiter",
+        "admitted",
+        "finished",
+        "handle",
+        "lost",
+        "refused",
+        "taken",
+        "task",
+        "tokens",
+        "tokens_max",
+        "too_slow",
+        "write_since_s",
+    )
+
+    def __init__(self, handle: Handle, tokens_max: int, flush_interval_s: float) -> None:
+        self.handle = handle
+        self.tokens = array("i")
+        self.tokens_max = tokens_max
+        self.taken = 0
+        """Tokens of the log that its task has taken."""
+        self.admitted = False
+        self.finished: Finished | None = None
+        self.refused: Failed | None = None
+        self.lost = False
+        self.task = asyncio.current_task()
+        self.write_since_s: float | None = None
+        """Since when a write waits for the client; None if none does."""
+        self.too_slow = False
+        self._flush_interval_s = flush_interval_s
+        self._due_s = 0.0
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self.finished is not None or self.refused is not None or self.lost
+
+    async def wait_admitted(self) -> None:
+        """Returns once the scheduler has admitted the request, or refused it."""
+        while not self.admitted and not self.ended:
+            await self._wait()
+
+    async def wait_due(self) -> None:
+        """Returns when there is something to send now: the end, or tokens not too soon."""
+        while not self.ended:
+            if len(self.tokens) > self.taken:
+                if time.monotonic() >= self._due_s:
+                    return
+                self._set_timer()
+            await self._wait()
+
+    def take(self, tokens_max: int) -> Sequence[int]:
+        """The tokens that came since, at most `tokens_max`. The next ones are due in a while."""
+        tokens = self.tokens[self.taken : self.taken + tokens_max]
+        self.taken += len(tokens)
+        self._due_s = time.monotonic() + self._flush_interval_s
+        return tokens
+
+    def wake(self) -> None:
+        """Lets the waiting task look again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def wake_when_due(self, now_s: float) -> None:
+        """The same, but not before the next delta may go."""
+        if self._waiter is None or self._timer is not None:
+            return
+        if now_s >= self._due_s:
+            self.wake()
+        else:
+            self._set_timer()
+
+    def close(self) -> None:
+        """Its task is done with it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        if self._timer is None:
+            delay_s = max(0.0, self._due_s - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.wake)
+
+    async def _wait(self) -> None:
+        assert self._waiter is None, "one task waits for a stream at a time"
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiter = waiter
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+
+class Streams:
+    """All live streams. All calls on the event loop."""
+
+    def __init__(
+        self, send: Callable[[GatewayWord], None], slow_consumer_s: float = SLOW_CONSUMER_S
+    ) -> None:
+        self._send = send
+        self._slow_consumer_s = slow_consumer_s
+        self._live: dict[int, Stream] = {}
+        self._next_handle = 0
+        self._lost = False
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._live.values())
+
+    def draw_handle(self) -> Handle:
+        """A number never used before."""
+        self._next_handle += 1
+        return Handle(self._next_handle)
+
+    def open(self, submit: Submit, flush_interval_s: float) -> Stream:
+        """Submits a request; its stream belongs to the current task. Raises Failure."""
+        if self._lost:
+            raise scheduler_lost()
+        stream = Stream(submit.handle, submit.stopping.max_new_tokens, flush_interval_s)
+        self._live[submit.handle] = stream
+        self._idle.clear()
+        self._send(submit)
+        return stream
+
+    def close(self, stream: Stream, cause: CancelCause) -> None:
+        """Lets a stream go; if its sequence has not ended, the scheduler is told so at once."""
+        stream.close()
+        if self._live.pop(stream.handle, None) is None:
+            return
+        if not stream.ended:
+            self._send(Cancel((stream.handle,), cause))
+        if not self._live:
+            self._idle.set()
+
+    def apply(self, update: Update) -> None:
+        """Fills the logs with what an update brings, then ends what ended. Cheap: see module."""
+        live = self._live
+        now_s = time.monotonic()
+        if update.handles:
+            handles = np.frombuffer(update.handles, dtype="<i8").tolist()
+            tokens = np.frombuffer(update.tokens, dtype="<i4").tolist()
+            assert len(handles) == len(tokens), (len(handles), len(tokens))
+            for handle, token in zip(handles, tokens, strict=True):
+                stream = live.get(handle)
+                if stream is not None:
+                    log = stream.tokens
+                    assert len(log) < stream.tokens_max, (handle, stream.tokens_max)
+                    log.append(token)
+                    stream.wake_when_due(now_s)
+        for event in update.events:
+            stream = live.get(event.handle)
+            if stream is None:
+                continue
+            match event:
+                case Admitted():
+                    stream.admitted = True
+                case Finished():
+                    stream.finished = event
+                case Failed():
+                    stream.refused = event
+                case PrefillStarted():
+                    continue
+            stream.wake()
+
+    def lose(self) -> None:
+        """The scheduler is lost: every stream fails, and so does any later one."""
+        self._lost = True
+        for stream in self:
+            stream.lost = not stream.ended
+            stream.wake()
+
+    def cancel_all(self, cause: CancelCause) -> None:
+        """Asks the scheduler to end all that is live; the streams then finish by themselves."""
+        handles = tuple(stream.handle for stream in self if not stream.ended)
+        if handles:
+            self._send(Cancel(handles, cause))
+
+    async def wait_idle(self) -> None:
+        """Returns when no stream is live."""
+        await self._idle.wait()
+
+    def end_slow(self) -> None:
+        """Ends the streams whose client takes nothing. Called about once a second."""
+        limit_s = time.monotonic() - self._slow_consumer_s
+        for stream in list(self):
+            since_s = stream.write_since_s
+            if since_s is not None and since_s < limit_s and not stream.too_slow:
+                stream.too_slow = True
+                assert stream.task is not None, "a stream belongs to a task"
+                stream.task.cancel()

@@ -100,7 +100,7 @@ def tiny_model_folder(
                     parameter.normal_(std=0.5 * parameter.shape[-1] ** -0.5)
     model.generation_config.eos_token_id = [END_TOKEN, 0]
     model.save_pretrained(path)
-    _write_tokenizer(path)
+    write_tokenizer(path)
     return path
 
 
@@ -114,7 +114,8 @@ def demo_model_folder() -> Path:
     return model_folder(DEMO)
 
 
-def _write_tokenizer(path: Path) -> None:
+def write_tokenizer(path: Path) -> None:
+    """Writes the tiny model's tokenizer files and chat template into a folder that exists."""
     alphabet = _byte_alphabet()
     vocabulary = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
     for byte in range(256):

@@ -72,6 +72,11 @@ class Generation:
         """Ids of the prompt, if `return_prompt_token_ids`; complete at the first delta."""
         return tuple(self._prompt_token_ids)
 
+    @property
+    def received_text(self) -> str:
+        """The text of candidate 0 so far."""
+        return "".join(self._texts)
+
     async def text(self) -> str:
         """The whole text of candidate 0: reads the stream to its end unless that was done."""
         if not self._begun:
@@ -79,7 +84,7 @@ class Generation:
                 pass
         elif self._completed is None:
             raise RuntimeError("the stream was left before its end")
-        return "".join(self._texts)
+        return self.received_text
 
     async def aclose(self) -> None:
         """Cancels the generation unless it has ended; harmless afterwards."""

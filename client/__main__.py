@@ -1,0 +1,53 @@
+"""The `gapless` command: parses, calls the command's function, explains failures.
+
+Exit codes are in `terminal`. Each command's module is imported only when it is called, so that
+``gapless --help`` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import sys
+from collections.abc import Sequence
+
+from gapless.client import terminal
+from gapless.client.options import make_parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; usage errors leave as SystemExit(2)."""
+    parsed = make_parser().parse_args(arguments)
+    try:
+        return _run(parsed)
+    except KeyboardInterrupt:
+        return terminal.INTERRUPTED
+    except BrokenPipeError:
+        terminal.discard(sys.stdout)
+        return terminal.OUTPUT_CLOSED
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    code: int
+    if parsed.command in ("serve", "demo", "chat"):
+        code = importlib.import_module(f"gapless.client.{parsed.command}").run(parsed)
+        return code
+    from gapless.client import commands
+    from gapless.client.errors import GaplessError
+
+    try:
+        code = asyncio.run(getattr(commands, parsed.command)(parsed))
+        return code
+    except GaplessError as error:
+        for line in terminal.explain(error, parsed.server):
+            terminal.note(line)
+        return terminal.exit_code(error)
+    except ValueError as error:
+        # A number that no request can carry, such as --top-k -1.
+        terminal.note(f"gapless {parsed.command}: {error}")
+        return terminal.USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

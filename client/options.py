@@ -1,0 +1,184 @@
+"""The command line of `gapless`: its commands and their options, as argparse sees them.
+
+Owns names, help texts and defaults. Cheap to import: nothing here knows gRPC or asyncio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from gapless import __version__
+
+DEFAULT_SERVER: Final = "localhost:50051"
+SERVER_VARIABLE: Final = "GAPLESS_SERVER"
+DEFAULT_LISTEN: Final = "127.0.0.1:50051"
+
+GENERATE_OPTIONS: Final = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "max_new_tokens",
+    "min_new_tokens",
+    "stop_strings",
+    "stop_token_ids",
+    "include_stop_in_text",
+    "ignore_eos",
+    "return_token_ids",
+)
+"""Options of the command line that are options of `Client.generate` of the same name."""
+
+_EPILOG: Final = f"""\
+exit codes:
+  0  done                     3  no server at the address
+  1  refused or failed        4  serve: a child process died
+  2  wrong usage            130  interrupted
+
+environment:
+  {SERVER_VARIABLE}  address of the server (default {DEFAULT_SERVER})
+  NO_COLOR        no colour, if set
+"""
+
+
+def token_ids(text: str) -> list[int]:
+    """Ids separated by commas or blanks."""
+    parts = re.split(r"[\s,]+", text.strip(" \t\n,"))
+    if not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of token ids such as 1,2,3")
+    return [int(part) for part in parts]
+
+
+def _at_least(low: int) -> Callable[[str], int]:
+    def integer(text: str) -> int:
+        value = int(text)
+        if value < low:
+            raise argparse.ArgumentTypeError(f"{value} is less than {low}")
+        return value
+
+    return integer
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line; the chosen command is in `command`."""
+    parser = argparse.ArgumentParser(
+        prog="gapless",
+        description="Serves a language model over gRPC, and talks to such a server.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"gapless {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    server = _server_parent()
+    sampling = _sampling_parent()
+
+    serve = commands.add_parser("serve", help="serve a model on this machine")
+    _add_serve(serve)
+    commands.add_parser("demo", help="serve the demo model, ask it one question, stop")
+
+    generate = commands.add_parser("generate", help="continue a text", parents=[server, sampling])
+    generate.add_argument("prompt", nargs="?", help="default, or with -: read from stdin")
+    generate.add_argument("--token-ids", type=token_ids, metavar="IDS", help="the prompt as ids")
+    generate.add_argument("--chat", action="store_true", help="the prompt is a message of a user")
+    generate.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
+    generate.add_argument("--json", action="store_true", help="print each event as a JSON line")
+    generate.add_argument(
+        "--return-token-ids", action="store_true", default=None, help="with --json: token ids too"
+    )
+
+    chat = commands.add_parser("chat", help="talk with the model", parents=[server, sampling])
+    chat.add_argument("--system", metavar="TEXT", help="system message")
+
+    tokenize = commands.add_parser("tokenize", help="text to token ids", parents=[server])
+    tokenize.add_argument("text", nargs="?", help="default, or with -: read from stdin")
+    tokenize.add_argument("--chat", action="store_true", help="the text is a message of a user")
+    tokenize.add_argument("--count", action="store_true", help="print only the number of tokens")
+    tokenize.add_argument("--json", action="store_true", help="print one JSON object")
+
+    detokenize = commands.add_parser("detokenize", help="token ids to text", parents=[server])
+    detokenize.add_argument("ids", nargs="*", help="default: read from stdin")
+    detokenize.add_argument("--keep-special", action="store_true", help="show special tokens")
+
+    models = commands.add_parser("models", help="what the server offers", parents=[server])
+    models.add_argument("--json", action="store_true", help="print each model as a JSON line")
+
+    health = commands.add_parser(
+        "health", help="exit code 0 if the server is SERVING", parents=[server]
+    )
+    health.add_argument("--watch", action="store_true", help="print each change until Ctrl-C")
+    return parser
+
+
+def _server_parent() -> argparse.ArgumentParser:
+    parent = argparse.ArgumentParser(add_help=False)
+    parent.add_argument(
+        "--server",
+        metavar="ADDRESS",
+        default=os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER,
+        help=f"default: ${SERVER_VARIABLE}, or {DEFAULT_SERVER}",
+    )
+    parent.add_argument("--model", help="needed only if the server has several")
+    parent.add_argument("--timeout-s", type=float, metavar="S", help="give up after this time")
+    return parent
+
+
+def _sampling_parent() -> argparse.ArgumentParser:
+    parent = argparse.ArgumentParser(add_help=False)
+    group = parent.add_argument_group("sampling and stops (default: the model's)")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    group.add_argument("--top-p", type=float, metavar="P")
+    group.add_argument("--top-k", type=int, metavar="K")
+    group.add_argument("--min-p", type=float, metavar="P")
+    group.add_argument("--seed", type=int, metavar="N")
+    group.add_argument("--max-new-tokens", type=int, metavar="N")
+    group.add_argument("--min-new-tokens", type=int, metavar="N")
+    group.add_argument(
+        "--stop", dest="stop_strings", action="append", metavar="TEXT", help="may be repeated"
+    )
+    group.add_argument(
+        "--stop-token-id", dest="stop_token_ids", action="append", type=int, metavar="ID"
+    )
+    group.add_argument(
+        "--include-stop", dest="include_stop_in_text", action="store_true", default=None
+    )
+    group.add_argument("--ignore-eos", action="store_true", default=None)
+    return parent
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", default="demo", help="demo (default), a model folder, a GGUF file, a hub name")
+    add("--model-name", metavar="NAME", help="name for clients; default: from the model")
+    add("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}")
+    add("--admin-listen", metavar="HOST:PORT", help="default: no admin service")
+    add("--gateways", type=_at_least(1), default=1, metavar="N", help="gateway processes")
+    add("--run-folder", type=Path, metavar="FOLDER", help="default: a fresh one on tmpfs")
+    add("--start-timeout-s", type=float, default=600.0, metavar="S")
+    add("--drain-timeout-s", type=float, default=60.0, metavar="S", help="for running requests")
+    add("--lame-duck-s", type=float, default=0.0, metavar="S", help="for load balancers to notice")
+    add("--ready-fd", type=int, metavar="N", help="where to write the ready line as well")
+    group = parser.add_argument_group("scheduler (default: its own)")
+    group.add_argument("--depth", type=int, choices=(1, 2), help="steps in flight")
+    group.add_argument("--running-max", type=_at_least(1), metavar="N")
+    group.add_argument("--queued-max", type=_at_least(0), metavar="N")
+    group.add_argument("--queued-tokens-max", type=_at_least(0), metavar="N")
+    group.add_argument("--step-tokens-max", type=_at_least(1), metavar="N")
+    group.add_argument("--chunk-tokens-max", type=_at_least(1), metavar="N")
+    group = parser.add_argument_group("executor (default: its own)")
+    group.add_argument("--device", choices=("auto", "cpu"))
+    group.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float64"))
+    group.add_argument("--kv-blocks", type=_at_least(1), metavar="N")
+    group.add_argument("--block-tokens", type=_at_least(1), metavar="N")
+    group.add_argument("--row-max", type=_at_least(1), metavar="N")
+    group.add_argument("--token-max", type=_at_least(1), metavar="N")
+    group.add_argument("--context-length-max", type=_at_least(1), metavar="N")
+    group.add_argument("--threads", type=_at_least(1), metavar="N")
+    group = parser.add_argument_group("gateway (default: its own)")
+    group.add_argument("--flush-interval-ms", type=_at_least(0), metavar="N")
+    group.add_argument("--default-max-new-tokens", type=_at_least(1), metavar="N")

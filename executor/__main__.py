@@ -1,0 +1,67 @@
+"""The executor process: ``python -m gapless.executor``.
+
+Owns the order of start and end, and the exit status: 0 after Stop (or SIGTERM before any step), 1
+if it broke, 2 if whoever started it must change something, 3 if the scheduler is gone, 130 if it
+was told to leave at once. Called by `gapless serve`, by a container, by hand.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from gapless.executor.config import LOG_FORMAT, Config, UserError, parse
+from gapless.executor.signals import Signals
+
+USER_ERROR_STATUS = 2
+
+log = logging.getLogger("gapless.executor")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the process; returns its exit status."""
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.format(process="executor"))
+    try:
+        return _serve(parse(arguments))
+    except UserError as error:
+        log.error("%s", error)
+        return USER_ERROR_STATUS
+
+
+def _serve(config: Config) -> int:
+    signals = Signals()
+    log.info("importing torch and transformers ...")
+    # Not before the flags are known to be right: these take seconds.
+    from gapless.executor.link import Ending, Link
+    from gapless.executor.loading import load
+
+    loaded = load(config)
+    signals.serve()
+    link = Link(
+        config.run_folder,
+        signals,
+        loaded.facts,
+        loaded.start_device,
+        lambda: _announce(config.ready_fd),
+    )
+    log.info("waiting for the scheduler in %s", config.run_folder)
+    ending = link.run()
+    link.close()
+    signals.ignore()
+    if ending is not Ending.DONE:
+        # A step may still be running and nobody wants its result: do not wait for its thread.
+        logging.shutdown()
+        os._exit(ending)
+    return ending
+
+
+def _announce(ready_fd: int | None) -> None:
+    if ready_fd is not None:
+        with os.fdopen(ready_fd, "w") as file:
+            file.write("ready\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""From a config to everything that serves: model, KV pool, facts for the scheduler, a device.
+
+Owns the order of loading and what of it is the user's to mend. Knows nothing of sockets. Called by
+`__main__`: `load` once, `Loaded.start_device` once an epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+import time
+
+import torch
+from safetensors import SafetensorError
+from transformers.utils import logging as transformers_logging
+
+from gapless.executor.arenas import Arenas, PlainArenas
+from gapless.executor.attention import UnsupportedModelError
+from gapless.executor.config import Config, UserError
+from gapless.executor.cpu_device import CpuDevice
+from gapless.executor.device import Device, Regions
+from gapless.executor.kv import KvPool, KvShape, available_memory_bytes, cpu_block_count
+from gapless.executor.model import Model, resolve_dtype
+from gapless.executor.seats import SeatCopy
+from gapless.executor.step import StepRunner
+from gapless.protos import model_folder
+from gapless.protos.messages import Attach, ModelFacts
+from gapless.protos.seats import SeatLayout
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model and its KV pool, ready to run steps."""
+
+    model: Model
+    pool: KvPool
+    facts: ModelFacts
+
+    def start_device(self, attach: Attach, regions: Regions) -> Device:
+        """The device of an epoch, its seat table uploaded."""
+        layout = SeatLayout(attach.seat_count, attach.seat_block_max)
+        seats = SeatCopy(layout, self.pool.device)
+        seats.upload(regions.seat_table)
+        runner = StepRunner(self.model, self.pool, seats, attach.row_max)
+        return CpuDevice(attach.epoch, regions, runner)
+
+
+def load(config: Config) -> Loaded:
+    """Loads the model and makes the KV pool.
+
+    Raises:
+        UserError: the folder holds no model that can be served, or memory does not suffice.
+    """
+    torch.set_num_threads(config.threads)
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    device = torch.device(config.device)
+    arenas = PlainArenas(device)
+    model = _load_model(config, device, arenas)
+    context_length = model.shape.context_length
+    if config.context_length_max is not None:
+        context_length = min(context_length, config.context_length_max)
+    pool = _make_pool(config, arenas, model.shape.kv_shape(config.block_tokens), context_length)
+    facts = ModelFacts(
+        revision=model_folder.revision(config.model),
+        vocab_size=model.shape.vocab_size,
+        context_length=context_length,
+        block_tokens=config.block_tokens,
+        block_count=pool.block_count,
+        row_max=config.row_max,
+        token_max=config.token_max,
+        device=config.device,
+        dtype=model.shape.dtype_name,
+    )
+    return Loaded(model, pool, facts)
+
+
+def _load_model(config: Config, device: torch.device, arenas: Arenas) -> Model:
+    log.info("loading weights from %s ...", config.model)
+    begin = time.monotonic()
+    try:
+        dtype = resolve_dtype(config.dtype, device, config.model)
+        model = Model.load(config.model, dtype, device, arenas)
+    except UnsupportedModelError as error:
+        raise UserError(str(error)) from error
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        # What transformers raises for files that are no model, or not the one of their config.
+        raise UserError(f"cannot load {config.model}: {' '.join(str(error).split())}") from error
+    shape = model.shape
+    log.info(
+        "loaded %s in %.1f s: %d layers, %s, context of %d tokens, %d threads",
+        shape.architecture,
+        time.monotonic() - begin,
+        shape.layer_count,
+        shape.dtype_name,
+        shape.context_length,
+        config.threads,
+    )
+    return model
+
+
+def _make_pool(config: Config, arenas: Arenas, shape: KvShape, context_length: int) -> KvPool:
+    available_bytes = available_memory_bytes()
+    block_count = config.kv_blocks
+    if block_count is None:
+        try:
+            block_count = cpu_block_count(
+                shape,
+                context_length=context_length,
+                row_max=config.row_max,
+                available_bytes=available_bytes,
+            )
+        except MemoryError as error:
+            raise UserError(f"{error} (--context-length-max)") from error
+    size_mib = block_count * shape.block_bytes / 2**20
+    if block_count * shape.block_bytes > available_bytes:
+        raise UserError(
+            f"--kv-blocks {block_count} takes {size_mib:.0f} MiB, "
+            f"available are {available_bytes / 2**20:.0f} MiB: choose fewer blocks"
+        )
+    log.info("KV pool: %d blocks of %d tokens, %.0f MiB", block_count, shape.block_tokens, size_mib)
+    return KvPool(arenas, shape, block_count)

@@ -242,6 +242,9 @@ def test_the_demo_tokenizer_shows_any_tokens_as_its_decoder_does(
 @pytest.mark.model
 @given(text=st.text(max_size=60))
 def test_the_demo_tokenizer_brings_any_text_back(demo_tokenizer: TextTokenizer, text: str) -> None:
+    # Its vocabulary lacks some bytes (a few control characters, unassigned planes): no text of it.
+    known = set(demo_tokenizer.token_bytes.pieces)
+    text = "".join(c for c in text if all(bytes([byte]) in known for byte in c.encode()))
     encoded = encode(demo_tokenizer, text)
     assert demo_tokenizer.detokenize(encoded.token_ids, skip_special_tokens=False) == text
     assert [0, *encoded.end_bytes][-1] == len(text.encode())

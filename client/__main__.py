@@ -7,7 +7,6 @@ Exit codes are in `terminal`. Each command's module is imported only when it is 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib
 import sys
 from collections.abc import Sequence
@@ -33,6 +32,8 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.command in ("serve", "demo", "chat"):
         code = importlib.import_module(f"gapless.client.{parsed.command}").run(parsed)
         return code
+    import asyncio
+
     from gapless.client import commands
     from gapless.client.errors import GaplessError
 

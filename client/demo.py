@@ -28,7 +28,8 @@ def run(_arguments: argparse.Namespace) -> int:
                 terminal.note(line)
             failures.append(error)
 
-    code = serve.run(make_parser().parse_args(["serve", "--listen", LISTEN]), ask)
+    arguments = make_parser().parse_args(["serve", "--listen", LISTEN])
+    code = serve.run(arguments, ask, quiet=True)
     if failures:
         return terminal.FAILED
     if code == terminal.OK:

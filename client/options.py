@@ -8,11 +8,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
-
-from gapless import __version__
+from typing import Final, NoReturn
 
 DEFAULT_SERVER: Final = "localhost:50051"
 SERVER_VARIABLE: Final = "GAPLESS_SERVER"
@@ -55,6 +54,15 @@ def token_ids(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
+class _ShowVersion(argparse.Action):
+    def __call__(self, *_: object) -> NoReturn:
+        # Imported here because it costs a tenth of a second that only this option needs.
+        from importlib.metadata import version
+
+        print(f"gapless {version('gapless')}")
+        sys.exit(0)
+
+
 def _at_least(low: int) -> Callable[[str], int]:
     def integer(text: str) -> int:
         value = int(text)
@@ -73,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"gapless {__version__}")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show it and leave")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     server = _server_parent()
     sampling = _sampling_parent()

@@ -17,9 +17,9 @@ import errno
 import os
 import socket
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -31,6 +31,9 @@ from gapless.protos.model_folder import missing_files
 
 DEMO: Final = "demo"
 DEMO_NAME: Final = "smollm2-135m-instruct"
+MODEL: Final = "model"
+"""Name of the process that prepares the model."""
+KEPT_LINES_MAX: Final = 100
 STOP_MARGIN_S: Final = 15.0
 """Beyond drain and lame duck: time to close streams and to exit."""
 WILDCARDS: Final = ("0.0.0.0", "[::]")
@@ -72,13 +75,31 @@ class ServeError(Exception):
     """The server cannot be started as asked; the message is for the person who asked."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Report:
-    """Lines on stderr, each with the name of who says it."""
+    """Lines on stderr, each with the name of who says it.
 
-    width: int
+    Args:
+        width: of the names, in characters.
+        quiet: keep the last lines of the children for `show_kept`, instead of showing them.
+    """
+
+    def __init__(self, width: int, *, quiet: bool) -> None:
+        self.width = width
+        self._quiet = quiet
+        self._kept: deque[tuple[str, str]] = deque(maxlen=KEPT_LINES_MAX)
 
     def __call__(self, name: str, line: str) -> None:
+        if self._quiet and name not in ("", MODEL):
+            self._kept.append((name, line))
+        else:
+            self._show(name, line)
+
+    def show_kept(self) -> None:
+        """What was kept, for someone who must find out what went wrong."""
+        while self._kept:
+            self._show(*self._kept.popleft())
+
+    def _show(self, name: str, line: str) -> None:
         prefix = f"{name or 'gapless':<{self.width}} |"
         if name and terminal.wants_colour(sys.stderr):
             prefix = f"\x1b[2m{prefix}\x1b[0m"
@@ -89,17 +110,26 @@ class _Report:
             terminal.discard(sys.stderr)
 
 
-def run(arguments: argparse.Namespace, session: Session | None = None) -> int:
-    """Serves until a signal comes, a child dies, or `session` ends; returns the exit code."""
+def run(
+    arguments: argparse.Namespace, session: Session | None = None, *, quiet: bool = False
+) -> int:
+    """Serves until a signal comes, a child dies, or `session` ends; returns the exit code.
+
+    With `quiet`, what the processes log is shown only if something went wrong.
+    """
+    width = max(len("scheduler"), len(f"gateway-{arguments.gateways - 1}"))
+    report = _Report(width, quiet=quiet)
     try:
-        return asyncio.run(_serve(arguments, session))
+        code = asyncio.run(_serve(arguments, session, report))
+        if code != terminal.OK:
+            report.show_kept()
+        return code
     except (ServeError, RunFolderError) as error:
         terminal.note(f"gapless serve: {error}")
         return terminal.FAILED
 
 
-async def _serve(arguments: argparse.Namespace, session: Session | None) -> int:
-    report = _Report(width=max(len("scheduler"), len(f"gateway-{arguments.gateways - 1}")))
+async def _serve(arguments: argparse.Namespace, session: Session | None, report: _Report) -> int:
     with reserved(arguments.listen, arguments.gateways) as listen, _admin(arguments) as admin:
         model_folder = await _prepared(arguments.model, report)
         if model_folder is None:
@@ -141,7 +171,7 @@ async def _prepared(model: str, report: _Report) -> Path | None:
         return complete
     report("", f"model: preparing {model} ...")
     command = python_module("gapless.executor.prepare", model)
-    status, stdout = await run_once("model", command, report)
+    status, stdout = await run_once(MODEL, command, report)
     if status < 0:
         return None
     if status != 0 or not stdout:

@@ -38,6 +38,7 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {
         "tokenizers",
         "torch",
         "transformers",
+        "triton",
         "zmq",
     },
     "client": {"google", "grpc", "grpc_health", "grpc_status"},

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
-
-import pytest
 
 from tests.architecture import tree
 
@@ -27,9 +25,6 @@ FORBIDDEN_STEMS: Final = {"manager", "helper", "helpers", "utils", "util", "comm
 FORBIDDEN_PREFIXES: Final = ("handle_", "process_")
 MUTABLE_CALLS: Final = {"dict", "list", "set", "bytearray", "deque", "defaultdict", "Counter"}
 
-ALL = [pytest.param(path, id=tree.shown(path)) for path in tree.all_sources()]
-PRODUCT = [pytest.param(path, id=tree.shown(path)) for path in tree.product_sources()]
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -37,6 +32,12 @@ def functions(path: Path) -> Iterator[Function]:
     for node in ast.walk(tree.parsed(path)):
         if isinstance(node, Function):
             yield node
+
+
+def nodes(paths: Iterable[Path]) -> Iterator[tuple[Path, ast.AST]]:
+    for path in paths:
+        for node in ast.walk(tree.parsed(path)):
+            yield path, node
 
 
 def called_name(node: ast.expr) -> str:
@@ -47,70 +48,75 @@ def called_name(node: ast.expr) -> str:
     return ""
 
 
-@pytest.mark.parametrize("path", ALL)
-def test_files_are_short(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    limit = LONG_FILES.get(tree.shown(path), FILE_LINES_MAX)
-    assert len(lines) <= limit
+def test_files_are_short() -> None:
+    long = {
+        tree.shown(path): size
+        for path in tree.all_sources()
+        if (size := len(path.read_text().splitlines()))
+        > LONG_FILES.get(tree.shown(path), FILE_LINES_MAX)
+    }
+    assert long == {}
 
 
-@pytest.mark.parametrize("path", ALL)
-def test_functions_are_short(path: Path) -> None:
-    long = {}
-    for node in functions(path):
-        assert node.end_lineno is not None
-        size = node.end_lineno - node.lineno + 1
-        name = f"{tree.shown(path)}:{node.name}"
-        if size > LONG_FUNCTIONS.get(name, FUNCTION_LINES_MAX):
-            long[name] = size
+def function_sizes() -> dict[str, int]:
+    return {
+        f"{tree.shown(path)}:{node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for path in tree.all_sources()
+        for node in functions(path)
+    }
+
+
+def test_functions_are_short() -> None:
+    long = {
+        name: size
+        for name, size in function_sizes().items()
+        if size > LONG_FUNCTIONS.get(name, FUNCTION_LINES_MAX)
+    }
     assert long == {}
 
 
 def test_the_lists_of_long_things_only_shrink() -> None:
     for name, size in LONG_FILES.items():
         assert len((tree.REPOSITORY / name).read_text().splitlines()) == size, name
-    sizes = {
-        f"{tree.shown(path)}:{node.name}": (node.end_lineno or 0) - node.lineno + 1
-        for path in tree.all_sources()
-        for node in functions(path)
-    }
+    sizes = function_sizes()
     for name, size in LONG_FUNCTIONS.items():
         assert sizes[name] == size, name
 
 
-@pytest.mark.parametrize("path", ALL)
-def test_nothing_is_put_off(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    found = [number for number, line in enumerate(lines, 1) if FORBIDDEN_WORDS.search(line)]
+def test_nothing_is_put_off() -> None:
+    found = [
+        tree.shown(path, number)
+        for path in tree.all_sources()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if FORBIDDEN_WORDS.search(line)
+    ]
     assert found == []
 
 
-@pytest.mark.parametrize("path", ALL)
-def test_names_say_what_a_thing_is(path: Path) -> None:
-    assert path.stem not in FORBIDDEN_STEMS
-    broken = []
-    for node in ast.walk(tree.parsed(path)):
+def test_names_say_what_a_thing_is() -> None:
+    broken = [tree.shown(path) for path in tree.all_sources() if path.stem in FORBIDDEN_STEMS]
+    for path, node in nodes(tree.all_sources()):
         if isinstance(node, Function | ast.ClassDef):
-            words = set(re.findall(r"[A-Z]?[a-z]+", node.name))
+            words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", node.name)}
             plain = node.name.lstrip("_")
-            lowered = {word.lower() for word in words}
-            if plain.startswith(FORBIDDEN_PREFIXES) or lowered & (FORBIDDEN_STEMS - {"base"}):
+            if plain.startswith(FORBIDDEN_PREFIXES) or words & (FORBIDDEN_STEMS - {"base"}):
                 broken.append(f"{tree.shown(path, node.lineno)} {node.name}")
     assert broken == []
 
 
-@pytest.mark.parametrize("path", PRODUCT)
-def test_a_module_says_what_it_is(path: Path) -> None:
-    if path.name == "__init__.py" and not path.read_text().strip():
-        return
-    docstring = ast.get_docstring(tree.parsed(path))
-    assert docstring, "a module begins with what it owns and who calls it"
+def test_a_module_says_what_it_is() -> None:
+    """A docstring opens each: what it owns, what it must not know, who calls it."""
+    broken = [
+        tree.shown(path)
+        for path in tree.product_sources()
+        if path.read_text().strip() and not ast.get_docstring(tree.parsed(path))
+    ]
+    assert broken == []
 
 
-@pytest.mark.parametrize("path", ALL)
-def test_no_exception_is_swallowed(path: Path) -> None:
+def test_no_exception_is_swallowed() -> None:
     broken = []
-    for node in ast.walk(tree.parsed(path)):
+    for path, node in nodes(tree.all_sources()):
         if not isinstance(node, ast.ExceptHandler):
             continue
         silent = all(isinstance(step, ast.Pass) for step in node.body)
@@ -120,10 +126,9 @@ def test_no_exception_is_swallowed(path: Path) -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize("path", PRODUCT)
-def test_product_code_never_sleeps_and_never_stubs(path: Path) -> None:
+def test_product_code_never_sleeps_and_never_stubs() -> None:
     broken = []
-    for node in ast.walk(tree.parsed(path)):
+    for path, node in nodes(tree.product_sources()):
         match node:
             case (
                 ast.Attribute(value=ast.Name(id="time"), attr="sleep")
@@ -135,41 +140,35 @@ def test_product_code_never_sleeps_and_never_stubs(path: Path) -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize("path", PRODUCT)
-def test_modules_hold_no_mutable_state(path: Path) -> None:
-    """A table in capitals is a constant; any other container on a module is state."""
+def test_tests_do_not_sleep() -> None:
     broken = []
-    for node in tree.parsed(path).body:
+    for path, node in nodes(tree.sources("tests")):
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                pass
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                pass
-            case _:
-                continue
-        container = isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp)
-        if (container or called_name(value) in MUTABLE_CALLS) and not (
-            name.isupper() or name == "__all__"
-        ):
-            broken.append(f"{tree.shown(path, node.lineno)} {name}")
+            case ast.Attribute(value=ast.Name(id="time"), attr="sleep"):
+                broken.append(tree.shown(path, node.lineno))
     assert broken == []
 
 
-@pytest.mark.parametrize("path", [pytest.param(p, id=tree.shown(p)) for p in tree.sources("tests")])
-def test_tests_do_not_sleep(path: Path) -> None:
-    broken = [
-        tree.shown(path, node.lineno)
-        for node in ast.walk(tree.parsed(path))
-        if isinstance(node, ast.Attribute)
-        and node.attr == "sleep"
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "time"
-    ]
+def test_modules_hold_no_mutable_state() -> None:
+    """A table in capitals is a constant; any other container on a module is state."""
+    broken = []
+    for path in tree.product_sources():
+        for node in tree.parsed(path).body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    pass
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                    pass
+                case _:
+                    continue
+            display = ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp
+            container = isinstance(value, display) or called_name(value) in MUTABLE_CALLS
+            if container and not (name.isupper() or name == "__all__"):
+                broken.append(f"{tree.shown(path, node.lineno)} {name}")
     assert broken == []
 
 
 def test_rooms_are_flat() -> None:
-    nested = [
-        path for path in tree.product_sources() if len(path.parts) - len(tree.REPOSITORY.parts) != 2
-    ]
+    depth = len(tree.REPOSITORY.parts) + 2
+    nested = [tree.shown(path) for path in tree.product_sources() if len(path.parts) != depth]
     assert nested == []

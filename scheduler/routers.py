@@ -72,7 +72,9 @@ class Router:
             yield peer, parts[1].bytes
 
     def send(self, peer: PeerId, data: bytes) -> bool:
-        """Sends, without waiting. False: the peer is gone, and `departed` will name it."""
+        """Sends, without waiting. False: the peer is gone, and `departed` names it."""
+        if peer not in self._descriptors:
+            return False  # ZeroMQ may still have a route to a connection that has just closed
         try:
             self._socket.send_multipart((peer, data), zmq.NOBLOCK)
         except zmq.Again:

@@ -74,12 +74,12 @@ class ChatTemplate:
         assert "default" in templates, tuple(templates)
         self._templates = dict(templates)
         self._variables = dict(variables or {})
-        # Longest first, as the tokenizer takes them where one begins with another.
-        spellings = sorted(filter(None, control_tokens), key=len, reverse=True)
-        any_of = "|".join(map(re.escape, spellings)) or r"(?!)"
+        spellings = tuple(control_tokens)
+        assert all(len(spelling) > 1 for spelling in spellings), "no room for a mark inside"
+        any_of = _any_of(spellings)
         self._control = re.compile(f"({any_of})")
         # Also where spellings overlap: the first character of each is followed by a mark.
-        self._control_start = re.compile(rf"(?=(?:{any_of}))([\s\S])")
+        self._control_start = re.compile(rf"(?={any_of})([\s\S])")
 
     @classmethod
     def load(cls, folder: Path, control_tokens: Iterable[str]) -> ChatTemplate | None:
@@ -286,6 +286,32 @@ def _strings(value: Any) -> Iterable[str]:
         case list() | tuple():
             for item in value:
                 yield from _strings(item)
+
+
+def _any_of(spellings: Iterable[str]) -> str:
+    """A regular expression that matches the longest of these at a place, as a tokenizer does.
+
+    It is a tree of common beginnings, so that its cost does not grow with the number of spellings:
+    some models have thousands, and a hostile text would begin each of them everywhere.
+    """
+    tree: dict[str, Any] = {}
+    for spelling in spellings:
+        node = tree
+        for character in spelling:
+            node = node.setdefault(character, {})
+        node[""] = {}
+
+    def expression(node: dict[str, Any]) -> str:
+        literal = ""
+        while len(node) == 1 and "" not in node:
+            [(character, node)] = node.items()
+            literal += re.escape(character)
+        branches = [re.escape(key) + expression(child) for key, child in node.items() if key]
+        if not branches:
+            return literal
+        return f"{literal}(?:{'|'.join(branches)}){'?' if '' in node else ''}"
+
+    return expression(tree) if tree else r"(?!)"
 
 
 def _escape(mark: str) -> str:

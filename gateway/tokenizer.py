@@ -9,15 +9,14 @@ Must not know: templates (it gets a `PromptText`), requests, gRPC. Called by the
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from gapless.gateway.templates import PromptText
 from gapless.gateway.vocabulary import (
@@ -56,21 +55,26 @@ class TextTokenizer:
         Raises UnsupportedTokenizer.
         """
         # Length limits are the server's business; a file may carry some from its training.
-        self._description = {**description, "truncation": None, "padding": None}
+        description = {**description, "truncation": None, "padding": None}
         if vocab_size is not None:
-            self._drop_added_beyond(vocab_size)
-        self.token_bytes: TokenBytes = read_token_bytes(self._description, vocab_size)
+            description = _within(description, vocab_size)
+        self.token_bytes: TokenBytes = read_token_bytes(description, vocab_size)
         """The bytes of every token; ``token_bytes.message()`` goes into `GatewayHello`."""
-        added_tokens = self._description.get("added_tokens") or ()
+        added_tokens = description.get("added_tokens") or ()
         self.added_tokens: dict[str, int] = {
             token["content"]: token["id"] for token in added_tokens
         }
         """Spelling and id of the tokens that are found in the text before the model sees it."""
-        self.control_tokens = tuple(token["content"] for token in added_tokens if token["special"])
-        """Spellings of those among them that are special."""
+        self.control_tokens = tuple(
+            token["content"]
+            for token in added_tokens
+            if token["special"] and len(token["content"]) > 1
+        )
+        """Spellings of those that are special and long enough to be told from ordinary text."""
         self.bos_token: int | None = None
-        self._tokenizer = Tokenizer.from_str(json.dumps(self._description))
+        self._tokenizer = Tokenizer.from_str(json.dumps(description))
         check_agreement(self._tokenizer, self.token_bytes)
+        self._literal = _LiteralTokenizer(self._tokenizer, added_tokens, self.control_tokens)
 
     @classmethod
     def load(cls, folder: Path) -> TextTokenizer:
@@ -136,26 +140,6 @@ class TextTokenizer:
         pieces = self.token_bytes.visible(skip_special_tokens=skip_special_tokens)
         return b"".join([pieces[token] for token in token_ids]).decode(errors="replace")
 
-    @functools.cached_property
-    def _literal(self) -> _LiteralTokenizer:
-        """Made when first needed: few chats spell control tokens, and it doubles the memory.
-
-        Two threads may both make one; either serves.
-        """
-        return _LiteralTokenizer(self._description)
-
-    def _drop_added_beyond(self, vocab_size: int) -> None:
-        """Leaves out added tokens that the model has no row for: their spelling is plain text."""
-        self._description["added_tokens"] = [
-            added
-            for added in self._description.get("added_tokens") or ()
-            if added["id"] < vocab_size
-        ]
-        vocabulary = self._description["model"]["vocab"]
-        size = len(vocabulary) if isinstance(vocabulary, list) else max(vocabulary.values()) + 1
-        if size > vocab_size:
-            raise UnsupportedTokenizer(f"it has {size} tokens, the model {vocab_size}")
-
     def _tiles(
         self, text: str, ids: list[int], added: list[int]
     ) -> tuple[list[int], list[int]] | None:
@@ -180,27 +164,36 @@ class _LiteralTokenizer:
 
     What spells a control token in the usual way is ordinary text to it. The other spellings hold a
     number drawn when it is made, so no text can contain them. Everything else, the rules for
-    blanks around control tokens included, stays as it is.
+    blanks around control tokens included, stays as it is; the model itself is shared.
     """
 
-    def __init__(self, description: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        original: Tokenizer,
+        added_tokens: Sequence[Mapping[str, Any]],
+        control_tokens: Collection[str],
+    ) -> None:
+        self.tokenizer = Tokenizer(original.model)
+        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+            if (value := getattr(original, part)) is not None:
+                setattr(self.tokenizer, part, value)
         nonce = secrets.token_hex(16)
         self._other: dict[str, str] = {}
-        respelled = []
-        for added in description.get("added_tokens") or ():
-            if added["special"]:
-                other = f"\ufdd0{nonce}.{added['id']}\ufdd1"
-                self._other[added["content"]] = other
-                respelled.append({**added, "content": other, "normalized": False})
-            else:
-                respelled.append(added)
-        self.tokenizer = Tokenizer.from_str(json.dumps({**description, "added_tokens": respelled}))
-        # Tokens with a new spelling may have got new ids.
-        self._id_of = {
-            token: added["id"]
-            for added in respelled
-            if (token := self.tokenizer.token_to_id(added["content"])) is not None
-        }
+        self._id_of: dict[int, int] = {}
+        for added in added_tokens:
+            spelling = added["content"]
+            flags = {
+                flag: added[flag] for flag in ("single_word", "lstrip", "rstrip", "normalized")
+            }
+            if spelling in control_tokens:
+                self._other[spelling] = f"\ufdd0{nonce}.{added['id']}\ufdd1"
+                spelling = self._other[spelling]
+                flags["normalized"] = False
+            self.tokenizer.add_tokens([AddedToken(spelling, special=added["special"], **flags)])
+            # With a new spelling it may have got a new id.
+            token = self.tokenizer.token_to_id(spelling)
+            assert token is not None, spelling
+            self._id_of[token] = added["id"]
 
     def spell(self, parts: tuple[str, ...]) -> tuple[str, ...]:
         """`PromptText.parts` as this tokenizer spells them."""
@@ -210,6 +203,20 @@ class _LiteralTokenizer:
         """The model's ids for this tokenizer's."""
         id_of = self._id_of
         return [id_of.get(token, token) for token in ids]
+
+
+def _within(description: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
+    """Leaves out added tokens that the model has no row for: their spelling is plain text.
+
+    Raises UnsupportedTokenizer if ordinary tokens are beyond the model's vocabulary.
+    """
+    vocabulary = description["model"]["vocab"]
+    last = len(vocabulary) - 1 if isinstance(vocabulary, list) else max(vocabulary.values())
+    if last >= vocab_size:
+        raise UnsupportedTokenizer(f"it has {last + 1} tokens, the model {vocab_size}")
+    added_tokens = description.get("added_tokens") or ()
+    kept = [added for added in added_tokens if added["id"] < vocab_size]
+    return {**description, "added_tokens": kept}
 
 
 def _byte_index(parts: tuple[str, ...], spelled: tuple[str, ...]) -> _Positions:

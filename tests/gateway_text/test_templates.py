@@ -231,6 +231,21 @@ def test_no_content_forges_a_turn(contents: list[str]) -> None:
         assert prompt.parts[1::2] == ("<|turn|>", "<|end|>") * len(contents)
 
 
+@given(
+    spellings=st.sets(st.text("ab(|.", min_size=2, max_size=4), max_size=8),
+    content=st.text("ab(|.", max_size=12),
+)
+def test_any_set_of_spellings_is_found(spellings: set[str], content: str) -> None:
+    template = "{{ messages[0].content }}~" + "~".join(sorted(spellings))
+    made = ChatTemplate({"default": template}, control_tokens=spellings)
+    prompt = made.render(chat(user(content or "~")))
+    if any(spelling in content for spelling in spellings):
+        assert prompt.parts[1::2] == tuple(sorted(spellings))
+        assert prompt.parts[0] == f"{content}~"
+    else:
+        assert prompt.parts == ()
+
+
 def test_deep_nesting_is_a_typed_failure() -> None:
     arguments = "[" * 900 + '"<|end|>"' + "]" * 900
     with pytest.raises(TemplateFailed):

@@ -27,7 +27,7 @@ VIOLATIONS_MAX: Final = 10
 MESSAGE_BYTES_MAX: Final = 512
 FIELD_BYTES_MAX: Final = 128
 DESCRIPTION_BYTES_MAX: Final = 160
-METADATA_ENTRIES_MAX: Final = 8
+METADATA_ENTRIES_MAX: Final = 4
 
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 DETAILS_KEY: Final = "grpc-status-details-bin"

@@ -14,9 +14,12 @@ Must not know: rules of fields, sockets. Called by the servicer.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from typing import Any, Final
+
+import grpc.aio
 
 from gapless.gateway import admission, failures
 from gapless.gateway.admission import Times
@@ -39,6 +42,8 @@ DELTA_TOKENS_MAX: Final = 4096
 """Most tokens in one delta, so that no message comes near 1 MiB."""
 PROMPT_SLICE_TOKENS_MAX: Final = 65_536
 """Most ids in one PromptSlice, for the same reason."""
+
+_LOG = logging.getLogger("gapless.gateway")
 
 
 class Generation:
@@ -80,6 +85,12 @@ class Generation:
         except asyncio.CancelledError:
             record.outcome = "CANCELLED"
             raise
+        except grpc.aio.InternalError:
+            record.outcome = "CANCELLED"  # the client went while something was written to it
+            raise
+        except Exception as error:
+            _LOG.exception("request %r failed", record.request_id)
+            raise failures.engine_error(record.request_id) from error
         finally:
             record.log(self._model.name)
 
@@ -151,8 +162,7 @@ class Generation:
             valid = await self._preparation.run(lambda: validate_generate(request, rules, seed))
         else:
             valid = validate_generate(request, rules, seed)
-        if not valid.request_id:
-            record.request_id = secrets.token_hex(16)
+        record.request_id = valid.request_id or secrets.token_hex(16)
         record.labels = valid.labels
         return valid
 

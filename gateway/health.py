@@ -32,15 +32,18 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         if self._serving.get(service) is serving:
             return
         self._serving[service] = serving
-        for event, watched in self._changed.items():
-            if watched == service:
-                event.set()
+        for event in self.watching(service):
+            event.set()
 
     def close(self) -> None:
         """Ends all Watch streams, so that a server that stops need not cut them."""
         self._closed = True
         for event in self._changed:
             event.set()
+
+    def watching(self, service: str) -> list[asyncio.Event]:
+        """The Watch streams of a name."""
+        return [event for event, watched in self._changed.items() if watched == service]
 
     async def Check(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: Any

@@ -127,6 +127,11 @@ class ChatTemplate:
             messages, tools, extra = self._marked(given, mark)
         variables = {**self._variables, **extra, **options}
         text = _render(template, messages, tools, variables)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            # JSON in tools and calls can spell half a character; protobuf's strings cannot.
+            raise TemplateFailed("the chat holds a surrogate without its other half") from error
         self._check_effects(text, template, messages, tools, variables)
         if mark is None:
             return PromptText(text)

@@ -255,6 +255,18 @@ def test_deep_nesting_is_a_typed_failure() -> None:
         )
 
 
+def test_half_a_character_is_a_typed_failure() -> None:
+    call = {"id": "c", "name": "f", "arguments_json": r'{"a": "\ud83d"}'}
+    with pytest.raises(TemplateFailed, match="surrogate"):
+        render(
+            "{{ messages[0].tool_calls[0].function.arguments.a }}", assistant("", tool_calls=[call])
+        )
+    escaped = render(
+        "{{ messages[0].tool_calls | tojson(ensure_ascii=true) }}", assistant("", tool_calls=[call])
+    )
+    assert r"\ud83d" in escaped.text
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [

@@ -12,7 +12,7 @@ from gapless.protos.seats import SCRATCH_BLOCK, Int32s
 from gapless.scheduler.pipeline import Pipeline
 from gapless.scheduler.placement import Placement
 from gapless.scheduler.registry import Registry
-from gapless.scheduler.request import SEATED, Phase
+from gapless.scheduler.request import Phase
 from gapless.scheduler.seats import Seats
 
 
@@ -45,13 +45,14 @@ def _check_seats(placement: Placement) -> None:
     seats, pool = placement.seats, placement.free_seats
     live = np.flatnonzero(seats.live).astype(np.int32)
     _check_partition(live, pool.free_numbers(), pool.fenced_numbers(), pool.count, "seat")
-    yielding = {sequence.seat_held for sequence in placement.yielding}
-    for sequence in seats.holders():
-        seat = sequence.seat_held
-        assert sequence.phase in SEATED, f"{sequence.phase.name} on seat {seat}"
-        assert seats.live[seat], seat
-        assert bool(seats.runs[seat]) == (sequence.phase is Phase.RUNNING), sequence.phase
-        assert (seat in yielding) == (sequence.phase is Phase.YIELDING), sequence.phase
+    holders = seats.holders()
+    assert [sequence.seat for sequence in holders] == live.tolist(), "a seat is not its holder's"
+    phases = [Phase.RUNNING if runs else Phase.YIELDING for runs in seats.runs[live].tolist()]
+    assert [sequence.phase for sequence in holders] == phases, phases
+    for sequence in placement.yielding:
+        assert sequence.phase is Phase.YIELDING, sequence.phase
+    yielding_count = seats.live_count - int(np.count_nonzero(seats.runs))
+    assert yielding_count == len(placement.yielding), (yielding_count, placement.yielding)
 
 
 def _check_partition(owned: Int32s, free: Int32s, fenced: Int32s, count: int, kind: str) -> None:
@@ -83,6 +84,7 @@ def _check_fence(placement: Placement, pipeline: Pipeline) -> None:
     acknowledged_step = pipeline.published_step - len(pipeline.flights)
     assert placement.blocks.acknowledged_step == acknowledged_step, acknowledged_step
     assert placement.free_seats.acknowledged_step == acknowledged_step, acknowledged_step
-    free = placement.free_seats.free_numbers()
+    is_free = np.zeros(len(placement.seats.live), np.bool_)
+    is_free[placement.free_seats.free_numbers()] = True
     for flight in pipeline.flights:
-        assert not np.isin(flight.seats, free).any(), f"a seat of step {flight.step} is free"
+        assert not is_free[flight.seats].any(), f"a seat of step {flight.step} is free"

@@ -56,10 +56,11 @@ class Placement:
     def extend(self, seats: Indices) -> Int32s:
         """Gives each of `seats` one more block; the assignments, ``[n, 3]``."""
         blocks = self.blocks.take(len(seats))
-        places = self.seats.append_blocks(seats, blocks)
-        return np.column_stack((seats, self._layout.blocks_at + places, blocks)).astype(
-            np.int32, copy=False
-        )
+        assignments = np.empty((len(seats), 3), np.int32)
+        assignments[:, 0] = seats
+        assignments[:, 1] = self._layout.blocks_at + self.seats.append_blocks(seats, blocks)
+        assignments[:, 2] = blocks
+        return assignments
 
     def write_table(self, table: Int32s) -> None:
         """Writes every live seat's record into a zeroed table."""

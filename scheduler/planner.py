@@ -144,8 +144,14 @@ class Planner:
             chunks.append(self._chunk(sequence, budget))
 
     def _chunk(self, sequence: Sequence, budget: StepBudget) -> Chunk:
-        seat = sequence.seat_held
-        start, total = int(self._seats.scheduled_length[seat]), int(self._seats.total_length[seat])
-        length = budget.chunk(total - start)
+        """The next row of a sequence that has several known tokens to compute.
+
+        After a rewind the last known token may stand at a border, its block not yet taken: it is
+        left to a decode row.
+        """
+        seats, seat = self._seats, sequence.seat_held
+        start, total = int(seats.scheduled_length[seat]), int(seats.total_length[seat])
+        capacity = int(seats.block_count[seat]) * self._config.block_tokens
+        length = budget.chunk(min(total, capacity) - start)
         budget.spend(rows=1, tokens=length)
         return Chunk(seat=seat, start=start, length=length, samples=start + length == total)

@@ -203,8 +203,6 @@ class Seats:
         assert (scheduled <= self.block_count * self._block_tokens).all(), "KV without a block"
         assert not (self.runs > live).any(), "an empty seat runs"
         assert self.live_count == np.count_nonzero(live), self.live_count
-        for seat in np.flatnonzero(live).tolist():
-            assert self.sequence(seat).seat == seat, f"seat {seat} and its sequence disagree"
 
 
 def features_of(sampling: Sampling) -> Features:

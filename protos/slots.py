@@ -31,6 +31,7 @@ import numpy.typing as npt
 from gapless.protos.messages import Epoch, StepNumber
 from gapless.protos.seats import SCRATCH_SEAT, Int32s
 
+Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
 
 SLOT_COUNT: Final = 2
@@ -152,7 +153,7 @@ class Frame:
         rows = self.rows
         assert self.row_count > 0, "a step has rows"
         assert (rows.seat > SCRATCH_SEAT).all(), rows.seat
-        assert len(np.unique(rows.seat)) == self.row_count, "a seat has one row a step"
+        assert np.bincount(rows.seat).max() == 1, "a seat has one row a step"
         assert (rows.query_length > 0).all(), rows.query_length
         assert (rows.context_length >= rows.query_length).all(), rows.context_length
         ends = rows.query_start + rows.query_length
@@ -242,7 +243,12 @@ class FrameSlots:
 
     def __init__(self, layout: FrameLayout, region: memoryview | bytearray) -> None:
         self.layout = layout
+        self._region = region
         self._slots = [_StepSlot(layout, region, k * layout.slot_bytes) for k in range(SLOT_COUNT)]
+
+    def slot_bytes(self, slot: int) -> Bytes:
+        """A whole slot, uint8 ``[layout.slot_bytes]``: what a device pins and copies from."""
+        return _slot_bytes(self._region, slot, self.layout.slot_bytes)
 
     def write(self, frame: Frame) -> None:
         """Puts `frame` into slot ``step % 2``. The caller holds the fence."""
@@ -334,6 +340,7 @@ class ResultSlots:
 
     def __init__(self, layout: ResultLayout, region: memoryview | bytearray) -> None:
         self.layout = layout
+        self._region = region
         self._headers: list[Int64s] = []
         self._tokens: list[Int32s] = []
         self._faults: list[Int32s] = []
@@ -346,6 +353,14 @@ class ResultSlots:
             self._faults.append(
                 np.frombuffer(region, np.int32, layout.row_max, offset + layout.faults_at)
             )
+
+    def slot_bytes(self, slot: int) -> Bytes:
+        """A whole slot, uint8 ``[layout.slot_bytes]``: what a device pins."""
+        return _slot_bytes(self._region, slot, self.layout.slot_bytes)
+
+    def columns(self, slot: int) -> tuple[Int32s, Int32s]:
+        """Tokens and faults of a slot, int32 ``[row_max]`` each: what a device copies to."""
+        return self._tokens[slot], self._faults[slot]
 
     def write(self, result: Result) -> None:
         """Puts `result` into slot ``step % 2``. The caller was released by frame step + 2."""
@@ -380,6 +395,10 @@ class ResultSlots:
             started_ns=started,
             finished_ns=finished,
         )
+
+
+def _slot_bytes(region: memoryview | bytearray, slot: int, size_bytes: int) -> Bytes:
+    return np.frombuffer(region, np.uint8, size_bytes, slot * size_bytes)
 
 
 def _aligned(size_bytes: int) -> int:

@@ -111,6 +111,7 @@ class Executors:
         assert self._frames is not None, "no slots"
         assert self._table is not None, "no seat table"
         assert self._peer is not None, "no executor"
+        frame.check()
         apply_assignments(self._table, frame.assignments)
         self._frames.write(frame)
         self.send(self._peer, StepReady(frame.epoch, frame.step))

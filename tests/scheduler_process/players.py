@@ -127,8 +127,11 @@ class Gateway:
         max_new_tokens: int = 10,
         request_id: str | None = None,
         stop_strings: tuple[bytes, ...] = (),
+        queue_timeout_s: float | None = None,
+        deadline_in_s: float | None = None,
     ) -> Handle:
         """A request whose seed is its handle."""
+        now = time.monotonic()
         self.say(
             Submit(
                 handle=Handle(handle),
@@ -137,7 +140,9 @@ class Gateway:
                 prompt=(np.arange(prompt_tokens, dtype="<i4") % VOCAB_SIZE).tobytes(),
                 sampling=Sampling(seed=handle),
                 stopping=Stopping(max_new_tokens, stop_strings=stop_strings),
-                received_s=time.monotonic(),
+                received_s=now,
+                queue_timeout_s=queue_timeout_s,
+                deadline_s=None if deadline_in_s is None else now + deadline_in_s,
             )
         )
         return Handle(handle)

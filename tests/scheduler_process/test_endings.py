@@ -19,6 +19,8 @@ from gapless.protos.reasons import Reason
 from tests.scheduler_process.players import Executor, Gateway, stream_of
 from tests.scheduler_process.rig import Rig
 
+pytestmark = pytest.mark.processes
+
 
 def running(rig: Rig, *flags: str, count: int = 3) -> tuple[Gateway, Executor, list[Handle]]:
     """A server whose executor is latched, with `count` admitted requests of 10 tokens."""

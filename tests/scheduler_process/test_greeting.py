@@ -20,6 +20,8 @@ from tests.scheduler_process.players import (
 )
 from tests.scheduler_process.rig import Rig
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize(
     "order", list(itertools.permutations(("scheduler", "gateway", "executor"))), ids="-".join

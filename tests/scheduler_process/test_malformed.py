@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import msgspec
+import pytest
 
 from gapless.protos.messages import (
     Cancel,
@@ -19,6 +20,8 @@ from gapless.protos.reasons import Reason
 from gapless.protos.sampling import BIAS_ENTRIES_MAX, Sampling
 from tests.scheduler_process.players import VOCAB_SIZE, stream_of
 from tests.scheduler_process.rig import Rig
+
+pytestmark = pytest.mark.processes
 
 VALID = Submit(
     handle=Handle(7),

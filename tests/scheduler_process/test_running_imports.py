@@ -6,7 +6,11 @@ import re
 import signal
 from typing import Final
 
+import pytest
+
 from tests.scheduler_process.rig import Rig
+
+pytestmark = pytest.mark.processes
 
 FORBIDDEN: Final = (
     "torch",

@@ -10,6 +10,8 @@ from gapless.protos.slots import NO_CARRY
 from tests.scheduler_process.players import stream_of
 from tests.scheduler_process.rig import Rig
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_stream_of_tokens(rig: Rig, depth: int) -> None:
@@ -165,6 +167,19 @@ def test_a_full_queue_refuses(rig: Rig) -> None:
     for handle in (first, *handles[:2]):
         assert gateway.tokens[handle] == stream_of(handle, 5, 10)
     assert rig.until_at_rest(gateway).requests_rejected_total == 3
+
+
+def test_time_ends_what_waits_and_what_runs(rig: Rig) -> None:
+    """Nothing else happens meanwhile: the loop wakes up for it."""
+    gateway, executor = rig.serve("--running-max", "1")
+    executor.latched = True
+    running = gateway.submit(0, deadline_in_s=0.3)
+    waiting = gateway.submit(1, queue_timeout_s=0.1)
+    rig.until(lambda: gateway.end(running) is not None and gateway.end(waiting) is not None)
+    assert gateway.failed(waiting).reason is Reason.QUEUE_TIMEOUT
+    assert gateway.failed(running).reason is Reason.DEADLINE
+    executor.latched = False
+    rig.until_at_rest(gateway)
 
 
 def test_each_request_has_one_log_line_without_its_text(rig: Rig) -> None:

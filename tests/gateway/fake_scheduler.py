@@ -113,6 +113,7 @@ class FakeScheduler:
         self.cancels: list[Cancel] = []
         self.hellos: list[GatewayHello] = []
         self.goodbyes = 0
+        self.peers_served: set[bytes] = set()
         self.live: dict[tuple[bytes, int], Live] = {}
         self._peers: list[bytes] = []
         self._received = asyncio.Event()
@@ -230,6 +231,7 @@ class FakeScheduler:
             case Submit():
                 self.live[(peer, word.handle)] = Live(peer, word)
                 self.submits.append(word)
+                self.peers_served.add(peer)
                 if self.admits:
                     self._serve(word)
             case Cancel():

@@ -15,8 +15,10 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gapless.gateway.config import Config
+from gapless.gateway.health import INFERENCE_SERVICE
 from gapless.gateway.model import ServedModel
 from gapless.gateway.server import Gateway
 from gapless.protos import admin_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -113,7 +115,7 @@ async def gateway_at(
         grpc.aio.insecure_channel(gateway.addresses[1], options) as admin_channel,
     ):
         if ready:
-            await until_ready(channel)
+            await until_serving(channel, serving=True)
         try:
             yield Running(
                 gateway,
@@ -128,14 +130,13 @@ async def gateway_at(
             await task
 
 
-async def until_ready(channel: Any) -> None:
-    """Returns when the gateway's health says that it serves."""
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-    request = health_pb2.HealthCheckRequest(service="gapless.v1.InferenceService")
-    call = health_pb2_grpc.HealthStub(channel).Watch(request)
+async def until_serving(channel: Any, *, serving: bool) -> None:
+    """Returns when the gateway's health says that it serves, or no longer does."""
+    wanted = health_pb2.HealthCheckResponse.SERVING
+    message = health_pb2.HealthCheckRequest(service=INFERENCE_SERVICE)
+    call = health_pb2_grpc.HealthStub(channel).Watch(message)
     async for response in call:
-        if response.status == health_pb2.HealthCheckResponse.SERVING:
+        if (response.status == wanted) is serving:
             call.cancel()
             return
 

@@ -41,7 +41,7 @@ WILDCARDS: Final = ("0.0.0.0", "[::]")
 Session: TypeAlias = Callable[[str], Awaitable[None]]
 """What to do while serving, given the address; its end stops the server."""
 
-_PASSED_ON: Final[Mapping[str, tuple[str, ...]]] = {
+PASSED_ON: Final[Mapping[str, tuple[str, ...]]] = {
     "scheduler": (
         "depth",
         "running_max",
@@ -130,18 +130,20 @@ def run(
 
 
 async def _serve(arguments: argparse.Namespace, session: Session | None, report: _Report) -> int:
-    with reserved(arguments.listen, arguments.gateways) as listen, _admin(arguments) as admin:
+    with (
+        reserved(arguments.listen, arguments.gateways) as listen,
+        _admin(arguments) as admin,
+        run_folder(arguments.run_folder) as folder,
+    ):
         model_folder = await _prepared(arguments.model, report)
         if model_folder is None:
             return terminal.INTERRUPTED
-        with run_folder(arguments.run_folder) as folder:
-            plan = make_plan(arguments)
-            commands = make_commands(arguments, folder, model_folder, listen, admin)
+        commands = make_commands(arguments, folder, model_folder, listen, admin)
 
-            async def serving(lines: Mapping[str, str]) -> None:
-                await _announce_and(session, lines["gateway-0"], arguments.ready_fd, report)
+        async def serving(lines: Mapping[str, str]) -> None:
+            await _announce_and(session, lines["gateway-0"], arguments.ready_fd, report)
 
-            return await Supervisor(plan, commands, report, serving).run()
+        return await Supervisor(make_plan(arguments), commands, report, serving).run()
 
 
 async def _announce_and(
@@ -209,7 +211,7 @@ def make_commands(
     def command(kind: str, *more: str | Path) -> list[str]:
         passed = [
             part
-            for option in _PASSED_ON[kind]
+            for option in PASSED_ON[kind]
             if (value := getattr(arguments, option)) is not None
             for part in (f"--{option.replace('_', '-')}", str(value))
         ]

@@ -77,7 +77,12 @@ def explain(error: GaplessError, address: str) -> list[str]:
         return [f"no server at {address}: start one with `gapless serve`"]
     label = error.reason or error.code
     lines = [f"{label}: {error}"]
-    lines += [f"  {violation.field}: {violation.description}" for violation in error.violations]
+    # A server that has but one objection says it in the message already.
+    lines += [
+        f"  {violation.field}: {violation.description}"
+        for violation in error.violations
+        if violation.description not in str(error)
+    ]
     lines += [f"  {key}: {value}" for key, value in sorted(error.metadata.items())]
     if error.retry_after_s is not None:
         lines.append(f"  try again in {error.retry_after_s:g} s")

@@ -20,7 +20,9 @@ if [ ! -x "$venv/bin/python" ]; then
     fail "$python cannot make virtual environments: install the package python3-venv"
   "$python" -m venv "$venv"
 fi
-pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet)
+pip=("$venv/bin/python" -m pip --disable-pip-version-check install)
+# pip's own progress is for people; a log needs only the lines below.
+[ -t 1 ] || pip+=(--quiet)
 if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
   if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
     say "torch for the GPU (some GB; takes minutes)"

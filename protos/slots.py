@@ -305,18 +305,9 @@ class _StepSlot:
         )
 
     def read(self, epoch: Epoch, step: StepNumber) -> Frame:
-        (
-            magic,
-            found_epoch,
-            found_step,
-            row_count,
-            token_count,
-            assignment_count,
-            query_length_max,
-            context_length_max,
-            features,
-            published_ns,
-        ) = self.header[:10].tolist()
+        header = self.header[:10].tolist()
+        magic, found_epoch, found_step, row_count, token_count, assignment_count = header[:6]
+        query_length_max, context_length_max, features, published_ns = header[6:]
         assert magic == FRAME_MAGIC, f"no frame in the slot of step {step}: {magic:#x}"
         assert (found_epoch, found_step) == (epoch, step), (found_epoch, found_step, epoch, step)
         column = self.rows

@@ -291,3 +291,24 @@ def test_both_results_of_a_pipeline_stand_side_by_side(tmp_path: Path) -> None:
     ours.write(a_result(9, [7], [RowFault.NOT_FINITE]))
     assert theirs.read(EPOCH, StepNumber(8)).tokens.tolist() == [5, 6]
     assert theirs.read(EPOCH, StepNumber(9)).faults.tolist() == [RowFault.NOT_FINITE]
+
+
+def test_a_device_sees_the_same_memory() -> None:
+    """Whole slots and result columns, as a device pins and fills them, are no copies."""
+    slots = FrameSlots(LAYOUT, bytearray(LAYOUT.size_bytes))
+    frame = dataclasses.replace(a_frame(), step=StepNumber(5))
+    slots.write(frame)
+    assert not slots.slot_bytes(0).any()
+    whole = slots.slot_bytes(1)
+    assert len(whole) == LAYOUT.slot_bytes
+    pairs = whole[LAYOUT.tokens_at :][: 8 * frame.token_count].view(np.int32).reshape(-1, 2)
+    np.testing.assert_array_equal(pairs[:, 0], frame.token_ids)
+    np.testing.assert_array_equal(pairs[:, 1], frame.positions)
+    layout = ResultLayout(row_max=2)
+    results = ResultSlots(layout, bytearray(layout.size_bytes))
+    results.write(a_result(2, [5, 6], [0, 0]))
+    tokens, faults = results.columns(0)
+    assert (tokens.tolist(), faults.tolist()) == ([5, 6], [0, 0])
+    tokens[1] = 9
+    assert results.read(EPOCH, StepNumber(2)).tokens.tolist() == [5, 9]
+    assert len(results.slot_bytes(1)) == layout.slot_bytes

@@ -242,7 +242,7 @@ class GatherAttention:
 
     def __init__(self, pool: KvPool, rows: PackedRows, plan: AttentionPlan) -> None:
         self._pool = pool
-        self._write_slots = _slots(rows, rows.token_rows, rows.positions, pool.block_tokens)
+        self.write_slots = _slots(rows, rows.token_rows, rows.positions, pool.block_tokens)
         self._groups = [_expand(group, rows, pool.block_tokens) for group in plan.groups]
         self._output_order = _output_order(rows, plan)
         self._masks: dict[int | None, list[Tensor]] = {}
@@ -257,8 +257,17 @@ class GatherAttention:
         window: int | None,
     ) -> Tensor:
         keys, values = self._pool.layer(layer)
-        keys.index_copy_(0, self._write_slots, key)
-        values.index_copy_(0, self._write_slots, value)
+        keys.index_copy_(0, self.write_slots, key)
+        values.index_copy_(0, self.write_slots, value)
+        return self.read(layer, query, scaling, window)
+
+    def pool(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, ``[places, kv_heads, dim]``."""
+        return self._pool.layer(layer)
+
+    def read(self, layer: int, query: Tensor, scaling: float, window: int | None) -> Tensor:
+        """`attend` for keys and values that stand in the pool already."""
+        keys, values = self._pool.layer(layer)
         outputs = [
             _attend_group(query, keys, values, group, mask, scaling)
             for group, mask in zip(self._groups, self._window_masks(window), strict=True)

@@ -17,7 +17,9 @@ from gapless.protos.model_folder import missing_files
 from gapless.protos.rendezvous import executors_endpoint
 
 LOG_FORMAT: Final = "%(asctime)s {process} %(levelname)s %(message)s"
-DEVICES: Final = ("auto", "cpu")
+DEVICES: Final = ("auto", "cpu", "cuda")
+ATTENTION: Final = ("auto", "flashinfer", "fa3", "gather")
+PRESET_PREFIX: Final = "preset:"
 DTYPES: Final = ("auto", "float32", "bfloat16", "float64")
 
 
@@ -31,7 +33,11 @@ class Config:
 
     run_folder: Path
     model: Path
+    preset: str | None
+    """An architecture with random weights instead of `model`."""
     device: str
+    """``auto``: the GPU if there is one."""
+    attention: str
     dtype: str
     """``auto``: float32 on a CPU, elsewhere the dtype in which the weights stand."""
     kv_blocks: int | None
@@ -52,15 +58,12 @@ def parse(arguments: Sequence[str] | None) -> Config:
         UserError: well-formed flags that cannot be served.
     """
     options = _parser().parse_args(arguments)
-    model = options.model.absolute()
-    if not model.is_dir():
-        raise UserError(f"no such model folder: {options.model}")
-    missing = missing_files(model)
-    if missing:
-        raise UserError(
-            f"{options.model} is no model folder (missing: {', '.join(missing)}); "
-            "python -m gapless.executor.prepare makes one"
-        )
+    preset = None
+    if options.model.startswith(PRESET_PREFIX):
+        preset = options.model.removeprefix(PRESET_PREFIX)
+    model = Path(options.model).absolute()
+    if preset is None:
+        _check_folder(model)
     if not options.run_folder.is_dir():
         raise UserError(f"no such run folder: {options.run_folder}")
     try:
@@ -77,7 +80,9 @@ def parse(arguments: Sequence[str] | None) -> Config:
     return Config(
         run_folder=options.run_folder,
         model=model,
-        device="cpu" if options.device == "auto" else options.device,
+        preset=preset,
+        device=options.device,
+        attention=options.attention,
         dtype=options.dtype,
         kv_blocks=options.kv_blocks,
         block_tokens=options.block_tokens,
@@ -87,6 +92,17 @@ def parse(arguments: Sequence[str] | None) -> Config:
         threads=options.threads or default_threads(),
         ready_fd=options.ready_fd,
     )
+
+
+def _check_folder(model: Path) -> None:
+    if not model.is_dir():
+        raise UserError(f"no such model folder: {model}")
+    missing = missing_files(model)
+    if missing:
+        raise UserError(
+            f"{model} is no model folder (missing: {', '.join(missing)}); "
+            "python -m gapless.executor.prepare makes one"
+        )
 
 
 def default_threads() -> int:
@@ -106,8 +122,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--run-folder", type=Path, required=True, help="folder shared with the scheduler")
-    add("--model", type=Path, required=True, metavar="FOLDER", help="see gapless.executor.prepare")
-    add("--device", choices=DEVICES, default="auto")
+    add("--model", required=True, metavar="FOLDER", help="or preset:NAME, with random weights")
+    add("--device", choices=DEVICES, default="auto", help="default: the GPU if there is one")
+    add("--attention", choices=ATTENTION, default="auto", help="on a GPU; default: the best there")
     add("--dtype", choices=DTYPES, default="auto", help="default: float32 on a CPU")
     add("--kv-blocks", type=_at_least(2), metavar="N", help="default: what memory allows")
     add("--block-tokens", type=_at_least(1), default=16, metavar="N", help="default: 16")

@@ -22,6 +22,7 @@ from gapless.executor.cpu_device import CpuDevice
 from gapless.executor.device import Device, Regions
 from gapless.executor.kv import KvPool, KvShape, available_memory_bytes, cpu_block_count
 from gapless.executor.model import Model, resolve_dtype
+from gapless.executor.presets import PREFIX, preset_config
 from gapless.executor.seats import SeatCopy
 from gapless.executor.step import StepRunner
 from gapless.protos import model_folder
@@ -38,12 +39,17 @@ class Loaded:
     model: Model
     pool: KvPool
     facts: ModelFacts
+    attention: str
 
     def start_device(self, attach: Attach, regions: Regions) -> Device:
         """The device of an epoch, its seat table uploaded."""
         layout = SeatLayout(attach.seat_count, attach.seat_block_max)
         seats = SeatCopy(layout, self.pool.device)
         seats.upload(regions.seat_table)
+        if self.pool.device.type == "cuda":
+            from gapless.executor import cuda_start  # needs triton, which comes with CUDA builds
+
+            return cuda_start.start(self.model, self.pool, seats, attach, regions, self.attention)
         runner = StepRunner(self.model, self.pool, seats, attach.row_max)
         return CpuDevice(attach.epoch, regions, runner)
 
@@ -57,30 +63,34 @@ def load(config: Config) -> Loaded:
     torch.set_num_threads(config.threads)
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    device = torch.device(config.device)
+    device = _device(config.device)
     arenas = PlainArenas(device)
     model = _load_model(config, device, arenas)
     context_length = model.shape.context_length
     if config.context_length_max is not None:
         context_length = min(context_length, config.context_length_max)
-    pool = _make_pool(config, arenas, model.shape.kv_shape(config.block_tokens), context_length)
+    shape = model.shape.kv_shape(config.block_tokens)
+    pool = _make_pool(config, device, arenas, shape, context_length)
+    named = PREFIX + config.preset if config.preset else None
     facts = ModelFacts(
-        revision=model_folder.revision(config.model),
+        revision=named or model_folder.revision(config.model),
         vocab_size=model.shape.vocab_size,
         context_length=context_length,
         block_tokens=config.block_tokens,
         block_count=pool.block_count,
         row_max=config.row_max,
         token_max=config.token_max,
-        device=config.device,
+        device=str(device),
         dtype=model.shape.dtype_name,
     )
-    return Loaded(model, pool, facts)
+    return Loaded(model, pool, facts, config.attention)
 
 
 def _load_model(config: Config, device: torch.device, arenas: Arenas) -> Model:
-    log.info("loading weights from %s ...", config.model)
+    log.info("loading weights from %s ...", config.preset or config.model)
     begin = time.monotonic()
+    if config.preset is not None:
+        return _random_model(config, config.preset, device, arenas)
     try:
         dtype = resolve_dtype(config.dtype, device, config.model)
         model = Model.load(config.model, dtype, device, arenas)
@@ -102,7 +112,32 @@ def _load_model(config: Config, device: torch.device, arenas: Arenas) -> Model:
     return model
 
 
-def _make_pool(config: Config, arenas: Arenas, shape: KvShape, context_length: int) -> KvPool:
+def _random_model(config: Config, preset: str, device: torch.device, arenas: Arenas) -> Model:
+    wanted = "bfloat16" if config.dtype == "auto" and device.type == "cuda" else config.dtype
+    try:
+        dtype = resolve_dtype(wanted, device, config.model)
+        return Model.random(preset_config(preset), dtype, device, arenas)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError("--device cuda: torch finds no GPU")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _make_pool(
+    config: Config, device: torch.device, arenas: Arenas, shape: KvShape, context_length: int
+) -> KvPool:
+    if device.type == "cuda":
+        from gapless.executor.cuda_start import cuda_block_count
+
+        count = config.kv_blocks or cuda_block_count(shape, context_length, config.row_max)
+        log.info("KV pool: %d blocks, %.0f MiB", count, count * shape.block_bytes / 2**20)
+        return KvPool(arenas, shape, count)
     available_bytes = available_memory_bytes()
     block_count = config.kv_blocks
     if block_count is None:

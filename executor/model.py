@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from gapless.executor import probe, weights
 from gapless.executor.arenas import Arenas
@@ -92,6 +92,18 @@ class Model:
         torch.nn.Module.to(module, device)
         torch.nn.Module.requires_grad_(module, False)
         torch.nn.Module.eval(module)
+        return _plugged_in(module, dtype, arenas)
+
+    @staticmethod
+    def random(
+        config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, arenas: Arenas
+    ) -> Model:
+        """A model of that architecture with random weights, always the same; for measuring."""
+        _check_config(config.get_text_config())
+        torch.manual_seed(0)
+        with device:
+            module: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        module.requires_grad_(False).eval()
         return _plugged_in(module, dtype, arenas)
 
     def logits(

@@ -1,0 +1,272 @@
+"""The device with a GPU: three streams, events between them, graphs, and a watcher thread.
+
+Owns the streams, the events, the pinned mappings and the order in which things are enqueued; see
+`device` for the stages. What a step computes is `cuda_step`'s business. The I/O thread enqueues a
+whole step in `accept` and waits for nothing; the watcher thread alone waits, for results.
+
+Why no slot is written too early: a frame for step N+2 comes only after the result of step N was
+reported, that is, after everything that reads or writes slot N % 2 has ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections import deque
+from queue import SimpleQueue
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gapless.executor.cuda_step import STAMP_COUNT, CudaStep
+from gapless.executor.device import Device, Regions, StepError
+from gapless.protos.messages import Epoch, StepNumber
+from gapless.protos.slots import NO_CARRY, SLOT_COUNT, Features, Frame, Result
+
+CLOCK_SAMPLES: Final = 32
+
+
+class CudaError(RuntimeError):
+    """A CUDA call failed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Pending:
+    step: StepNumber
+    row_count: int
+    accepted_ns: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Slot:
+    """Host side of one slot: the mapped frame and result, both pinned, and its events."""
+
+    frame_bytes: Tensor
+    """uint8, the whole step slot."""
+    tokens: Tensor
+    """int32 ``[row_max]``, in the result slot; so are the faults."""
+    faults: Tensor
+    stamps: Tensor
+    """int64 ``[STAMP_COUNT]``, pinned memory of this process."""
+    staged: torch.cuda.Event
+    computed: torch.cuda.Event
+    landed: torch.cuda.Event
+
+
+class CudaDevice(Device):
+    """Runs steps on one GPU."""
+
+    def __init__(self, epoch: Epoch, regions: Regions, step: CudaStep, row_max: int) -> None:
+        """Pins the regions and captures the graphs of powers of two; takes seconds."""
+        self._epoch = epoch
+        self._regions = regions
+        self._step = step
+        self._layout = regions.frames.layout
+        self._h2d = torch.cuda.Stream()
+        self._compute = torch.cuda.Stream()
+        self._d2h = torch.cuda.Stream()
+        self._pinned = _Pinned()
+        self._slots = tuple(self._map_slot(slot) for slot in range(SLOT_COUNT))
+        self._in_flight = 0
+        self._last_step: StepNumber | None = None
+        self._last_row_count = 0
+        self._pending: SimpleQueue[_Pending | None] = SimpleQueue()
+        self._landed: deque[StepNumber | Exception] = deque()
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._capture_powers_of_two(row_max)
+        self._clock_offset_ns = _clock_offset_ns(step.slots[0].stamps)
+        self._thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
+        self._thread.start()
+
+    @property
+    def wakeup(self) -> int:
+        return self._wakeup
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    # ---------------------------------------------------------------- start
+
+    def _map_slot(self, slot: int) -> _Slot:
+        frames, results = self._regions.frames, self._regions.results
+        frame_bytes = frames.slot_bytes(slot)
+        self._pinned.register(frame_bytes)
+        self._pinned.register(results.slot_bytes(slot))
+        tokens, faults = results.columns(slot)
+        return _Slot(
+            frame_bytes=torch.from_numpy(frame_bytes),
+            tokens=torch.from_numpy(tokens),
+            faults=torch.from_numpy(faults),
+            stamps=torch.zeros(STAMP_COUNT, dtype=torch.int64, pin_memory=True),
+            staged=torch.cuda.Event(),
+            computed=torch.cuda.Event(),
+            landed=torch.cuda.Event(blocking=True),
+        )
+
+    def _capture_powers_of_two(self, row_max: int) -> None:
+        row_count = 1
+        while True:
+            for slot in range(SLOT_COUNT):
+                self._capture(slot, row_count, Features.NONE)
+            if row_count >= row_max:
+                break
+            row_count = min(2 * row_count, row_max)
+        torch.cuda.synchronize()
+
+    def _capture(self, slot: int, row_count: int, features: Features) -> None:
+        with torch.cuda.stream(self._compute):
+            self._step.capture(slot, row_count, features)
+
+    # ---------------------------------------------------------------- I/O thread
+
+    def accept(self, step: StepNumber) -> None:
+        slot_index = step % SLOT_COUNT
+        assert self._in_flight < SLOT_COUNT, f"step {step} is a third one in flight"
+        assert self._last_step in (None, step - 1), f"step {step} follows {self._last_step}"
+        frame = self._regions.frames.read(self._epoch, step)
+        frame.check()
+        self._check_carry(frame)
+        if self._step.is_captured(frame):
+            self._capture(slot_index, frame.row_count, frame.features)
+        slot = self._slots[slot_index]
+        with torch.inference_mode():
+            with torch.cuda.stream(self._h2d):
+                # A capture may have cleared the header on the compute stream.
+                self._h2d.wait_event(slot.computed)
+                self._upload(frame, slot_index)
+                self._step.plan(frame)
+                slot.staged.record()
+            accepted_ns = time.monotonic_ns()
+            with torch.cuda.stream(self._compute):
+                self._compute.wait_event(slot.staged)
+                self._step.run(frame)
+                slot.computed.record()
+            with torch.cuda.stream(self._d2h):
+                self._d2h.wait_event(slot.computed)
+                self._download(frame.row_count, slot_index)
+                slot.landed.record()
+        self._last_step, self._last_row_count = step, frame.row_count
+        self._in_flight += 1
+        self._pending.put(_Pending(step, frame.row_count, accepted_ns))
+
+    def _upload(self, frame: Frame, slot_index: int) -> None:
+        target, source = self._step.slots[slot_index].bytes, self._slots[slot_index].frame_bytes
+        used = self._layout.tokens_at + 8 * frame.token_count
+        target[:used].copy_(source[:used], non_blocking=True)
+        if len(frame.assignments):
+            begin = self._layout.assignments_at
+            end = begin + 12 * len(frame.assignments)
+            target[begin:end].copy_(source[begin:end], non_blocking=True)
+
+    def _download(self, row_count: int, slot_index: int) -> None:
+        memory, slot = self._step.slots[slot_index], self._slots[slot_index]
+        slot.tokens[:row_count].copy_(memory.sampled[:row_count], non_blocking=True)
+        slot.faults[:row_count].copy_(memory.faults[:row_count], non_blocking=True)
+        slot.stamps.copy_(memory.stamps, non_blocking=True)
+
+    def _check_carry(self, frame: Frame) -> None:
+        carry_max = int(frame.rows.carry_row.max())
+        if carry_max != NO_CARRY:
+            assert self._last_step is not None, "the first step of an epoch carries nothing over"
+            assert carry_max < self._last_row_count, (carry_max, self._last_row_count)
+
+    def finished(self) -> tuple[StepNumber, ...]:
+        try:
+            os.eventfd_read(self._wakeup)
+        except BlockingIOError:
+            return ()
+        steps: list[StepNumber] = []
+        while self._landed:
+            landed = self._landed[0]
+            if isinstance(landed, Exception):
+                if not steps:
+                    raise StepError(f"{type(landed).__name__}: {landed}") from landed
+                os.eventfd_write(self._wakeup, 1)  # the steps before it first, the fault next time
+                break
+            self._landed.popleft()
+            self._in_flight -= 1
+            steps.append(landed)
+        return tuple(steps)
+
+    def close(self) -> None:
+        self._pending.put(None)
+        self._thread.join()
+        os.close(self._wakeup)
+        torch.cuda.synchronize()
+        self._pinned.release()
+
+    # ---------------------------------------------------------------- watcher thread
+
+    def _watch(self) -> None:
+        while (pending := self._pending.get()) is not None:
+            try:
+                self._land(pending)
+            except Exception as error:  # not swallowed: `finished` raises it in the I/O thread
+                self._report(error)
+                return
+            self._report(pending.step)
+
+    def _land(self, pending: _Pending) -> None:
+        slot = self._slots[pending.step % SLOT_COUNT]
+        slot.landed.synchronize()
+        started_ns, finished_ns = (slot.stamps.numpy() + self._clock_offset_ns).tolist()
+        self._regions.results.write(
+            Result(
+                epoch=self._epoch,
+                step=pending.step,
+                tokens=slot.tokens[: pending.row_count].numpy(),
+                faults=slot.faults[: pending.row_count].numpy(),
+                accepted_ns=pending.accepted_ns,
+                started_ns=started_ns,
+                finished_ns=finished_ns,
+            )
+        )
+
+    def _report(self, landed: StepNumber | Exception) -> None:
+        self._landed.append(landed)
+        os.eventfd_write(self._wakeup, 1)
+
+
+class _Pinned:
+    """Memory of this process that CUDA may copy from and to directly, while it is registered."""
+
+    def __init__(self) -> None:
+        self._arrays: list[np.ndarray[Any, Any]] = []
+
+    def register(self, memory: np.ndarray[Any, Any]) -> None:
+        status = torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
+        if int(status) != 0:
+            raise CudaError(f"cudaHostRegister of {memory.nbytes} bytes: error {int(status)}")
+        self._arrays.append(memory)
+
+    def release(self) -> None:
+        for memory in self._arrays:
+            torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
+        self._arrays.clear()
+
+
+def _clock_offset_ns(stamps: Tensor) -> int:
+    """What to add to the GPU's timer to get CLOCK_MONOTONIC: the tightest of some samples.
+
+    A stamp is taken between two readings of the host's clock; the truth is off by at most half the
+    shortest distance between two such readings.
+    """
+    from gapless.executor import kernels
+
+    best: tuple[int, int] | None = None
+    for _ in range(CLOCK_SAMPLES):
+        torch.cuda.synchronize()
+        before = time.monotonic_ns()
+        kernels.stamp(stamps, 0)
+        torch.cuda.synchronize()
+        after = time.monotonic_ns()
+        offset = (before + after) // 2 - int(stamps[0])
+        if best is None or after - before < best[0]:
+            best = (after - before, offset)
+    assert best is not None
+    return best[1]

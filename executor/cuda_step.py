@@ -1,0 +1,334 @@
+"""One step on a CUDA device: staging slots, the kernels of a step, and its graphs.
+
+Owns the device side of both slots (`SlotMemory`) and what runs over it (`CudaStep`): forward
+(assignments, carry-over, embedding, layers, head) and sample (processors, sampling, stamps). Knows
+no streams and no events; `cuda_device` says on which stream and when. Everything that a graph
+reads or that is read after a graph ends stands in a `SlotMemory` or in `CudaStep`, outside the
+graphs' memory pool.
+
+A graph serves a *bucket* of rows. Rows behind the frame's last are padding: the scratch seat, one
+token, position 0; what they write lands in the scratch block, what they sample is not copied back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gapless.executor import kernels
+from gapless.executor.cuda_attention import (
+    FA3,
+    FLASHINFER,
+    GATHER,
+    WORKSPACE_BYTES,
+    CudaAttention,
+    FlashAttention3,
+    FlashInfer,
+    Gathered,
+    HeadShape,
+    StepRows,
+)
+from gapless.executor.fused import FusedDecoder
+from gapless.executor.kv import KvPool
+from gapless.executor.model import Model
+from gapless.executor.sampler import SampleRows, sample
+from gapless.executor.seats import SeatCopy
+from gapless.protos.seats import SCRATCH_SEAT
+from gapless.protos.slots import (
+    HEADER_WORDS,
+    NO_CARRY,
+    ROW_COLUMNS,
+    SLOT_COUNT,
+    Features,
+    Frame,
+    FrameLayout,
+    Header,
+)
+
+STAMP_COUNT: Final = 2
+"""Stamps of the GPU's timer a step: before its first kernel, behind its last."""
+CAPTURED_ASSIGNMENTS_PER_ROW: Final = 2
+"""Assignments that a graph applies, a row of the slot; a frame with more is not captured."""
+
+
+class SlotMemory:
+    """Device memory of one slot: the frame, and what its step leaves for others."""
+
+    def __init__(self, layout: FrameLayout, device: torch.device) -> None:
+        self.bytes = torch.zeros(
+            layout.assignments_at + 12 * layout.assignment_max, dtype=torch.uint8, device=device
+        )
+        words = self.bytes.view(torch.int32)
+        self.header = self.bytes[: 8 * HEADER_WORDS].view(torch.int64)
+        self.rows = words[layout.rows_at // 4 : layout.tokens_at // 4].view(
+            ROW_COLUMNS, layout.row_max
+        )
+        self.tokens = words[layout.tokens_at // 4 : layout.assignments_at // 4].view(-1, 2)
+        self.assignments = words[layout.assignments_at // 4 :].view(-1, 3)
+        self.sampled = torch.zeros(layout.row_max, dtype=torch.int32, device=device)
+        """Tokens of the step; the next step carries over from here."""
+        self.faults = torch.zeros(layout.row_max, dtype=torch.int32, device=device)
+        self.stamps = torch.zeros(STAMP_COUNT, dtype=torch.int64, device=device)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Packed:
+    """The rows of a step, read from its slot; tensors on the device."""
+
+    rows: StepRows
+    carry_rows: Tensor
+    query_starts: Tensor
+    token_ids: Tensor
+    positions: Tensor
+    last_tokens: Tensor | None
+    """None: each token is its row's last."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Graphs:
+    forward: torch.cuda.CUDAGraph
+    attention: CudaAttention
+
+
+class CudaStep:
+    """Runs steps of one model over one pool, one seat copy and two slots."""
+
+    def __init__(
+        self,
+        model: Model,
+        fused: FusedDecoder | None,
+        pool: KvPool,
+        seats: SeatCopy,
+        heads: HeadShape,
+        layout: FrameLayout,
+        backend: str,
+    ) -> None:
+        self._model = model
+        self._fused = fused
+        self._pool = pool
+        self._seats = seats
+        self._heads = heads
+        self._layout = layout
+        self._backend = backend
+        device = pool.device
+        self.slots = tuple(SlotMemory(layout, device) for _ in range(SLOT_COUNT))
+        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._logits = torch.zeros(
+            layout.row_max, model.shape.vocab_size, dtype=model.shape.dtype, device=device
+        )
+        self._memory_pool = torch.cuda.graph_pool_handle()
+        self._forward_graphs: dict[tuple[int, int], _Graphs] = {}
+        self._sample_graphs: dict[tuple[int, int, Features], torch.cuda.CUDAGraph] = {}
+        self._loose = tuple(
+            self._attention(layout.row_max, layout.token_max, captured=False)
+            for _ in range(SLOT_COUNT)
+        )
+
+    # ------------------------------------------------------------------ which graph
+
+    def bucket(self, row_count: int) -> int:
+        """The captured size that serves `row_count` rows: 1, 2, 4, then multiples of 8."""
+        for small in (1, 2, 4):
+            if row_count <= small:
+                return small
+        return min(-(-row_count // 8) * 8, self._layout.row_max)
+
+    def is_captured(self, frame: Frame) -> bool:
+        """Whether `frame` runs as graphs: decode rows only, few assignments."""
+        return (
+            self._backend != GATHER
+            and frame.query_length_max == 1
+            and len(frame.assignments) <= CAPTURED_ASSIGNMENTS_PER_ROW * self._layout.row_max
+        )
+
+    def capture(self, slot: int, row_count: int, features: Features) -> None:
+        """Makes the graphs that such a step needs, if they are not there (none without a kernel).
+
+        The slot must be at rest and the current stream the compute stream.
+        """
+        if self._backend == GATHER:
+            return
+        bucket = self.bucket(row_count)
+        if (slot, bucket) not in self._forward_graphs:
+            self.slots[slot].header.zero_()  # no real row: warm-up touches scratch only
+            attention = self._attention(bucket, bucket, captured=True)
+            ones = np.ones(bucket, dtype=np.int64)
+            attention.plan(ones, ones)
+            self._forward_padded(slot, bucket, attention)
+            graph = _captured(
+                self._memory_pool, lambda: self._forward_padded(slot, bucket, attention)
+            )
+            self._forward_graphs[slot, bucket] = _Graphs(graph, attention)
+        if (slot, bucket, features) not in self._sample_graphs:
+            self.slots[slot].header.zero_()
+            self._sample_padded(slot, bucket, features)
+            self._sample_graphs[slot, bucket, features] = _captured(
+                self._memory_pool, lambda: self._sample_padded(slot, bucket, features)
+            )
+
+    # ------------------------------------------------------------------ a step
+
+    def plan(self, frame: Frame) -> None:
+        """Prepares the attention of `frame` on the host; copies go to the current stream."""
+        slot = frame.step % SLOT_COUNT
+        queries = frame.rows.query_length.astype(np.int64)
+        contexts = frame.rows.context_length.astype(np.int64)
+        if not self.is_captured(frame):
+            self._loose[slot].plan(queries, contexts)
+            return
+        bucket = self.bucket(frame.row_count)
+        padding = (0, bucket - frame.row_count)
+        self._forward_graphs[slot, bucket].attention.plan(
+            np.pad(queries, padding, constant_values=1),
+            np.pad(contexts, padding, constant_values=1),
+        )
+
+    def run(self, frame: Frame) -> None:
+        """Enqueues the step on the current stream; the slot's memory holds the frame by then."""
+        slot = frame.step % SLOT_COUNT
+        if self.is_captured(frame):
+            bucket = self.bucket(frame.row_count)
+            self._forward_graphs[slot, bucket].forward.replay()
+            self._sample_graphs[slot, bucket, frame.features].replay()
+        else:
+            self._run_loose(frame, slot)
+
+    # ------------------------------------------------------------------ the captured form
+
+    def _forward_padded(self, slot: int, bucket: int, attention: CudaAttention) -> None:
+        memory = self.slots[slot]
+        kernels.stamp(memory.stamps, 0)
+        self._apply_padded(memory)
+        packed = self._packed_padded(memory, bucket)
+        attention.bind(packed.rows)
+        self._forward(packed, slot, attention)
+
+    def _apply_padded(self, memory: SlotMemory) -> None:
+        """The slot's first assignments, as many as there are; the others write scratch."""
+        most = min(CAPTURED_ASSIGNMENTS_PER_ROW * self._layout.row_max, len(memory.assignments))
+        places = torch.arange(most, device=memory.bytes.device)
+        used = places < memory.header[Header.ASSIGNMENT_COUNT]
+        self._seats.apply(torch.where(used[:, None], memory.assignments[:most], 0))
+
+    def _packed_padded(self, memory: SlotMemory, bucket: int) -> _Packed:
+        places = torch.arange(bucket, device=memory.bytes.device)
+        real = places < memory.header[Header.ROW_COUNT]
+        seats = torch.where(real, memory.rows[0, :bucket], SCRATCH_SEAT).long()
+        contexts = torch.where(real, memory.rows[4, :bucket], 1)
+        positions = torch.where(real, memory.tokens[:bucket, 1], 0).long()
+        tables = self._seats.block_tables(seats, self._seats.layout.block_max)
+        indptr = torch.arange(bucket + 1, dtype=torch.int32, device=memory.bytes.device)
+        return _Packed(
+            rows=StepRows(
+                indptr,
+                contexts,
+                tables,
+                self._write_slots(tables, places, positions),
+                places,
+                positions,
+            ),
+            carry_rows=torch.where(real, memory.rows[1, :bucket], NO_CARRY).long(),
+            query_starts=places,
+            token_ids=torch.where(real, memory.tokens[:bucket, 0], 0).long(),
+            positions=positions,
+            last_tokens=None,
+        )
+
+    def _sample_padded(self, slot: int, bucket: int, features: Features) -> None:
+        memory = self.slots[slot]
+        places = torch.arange(bucket, device=memory.bytes.device)
+        real = places < memory.header[Header.ROW_COUNT]
+        rows = SampleRows(
+            seats=torch.where(real, memory.rows[0, :bucket], SCRATCH_SEAT).long(),
+            positions=torch.where(real, memory.rows[4, :bucket], 1).long(),
+            result_counts=torch.where(real, memory.rows[5, :bucket], 0),
+        )
+        self._sample(memory, rows, features)
+        kernels.stamp(memory.stamps, 1)
+
+    # ------------------------------------------------------------------ the loose form
+
+    def _run_loose(self, frame: Frame, slot: int) -> None:
+        """A step with prefill, or with many assignments: kernel by kernel."""
+        memory = self.slots[slot]
+        kernels.stamp(memory.stamps, 0)
+        self._seats.apply(memory.assignments[: len(frame.assignments)])
+        packed = self._packed_loose(memory, frame)
+        attention = self._loose[slot]
+        attention.bind(packed.rows)
+        self._forward(packed, slot, attention)
+        rows = memory.rows[:, : frame.row_count].long()
+        self._sample(memory, SampleRows(rows[0], rows[4], rows[5]), frame.features)
+        kernels.stamp(memory.stamps, 1)
+
+    def _packed_loose(self, memory: SlotMemory, frame: Frame) -> _Packed:
+        row_count, token_count = frame.row_count, frame.token_count
+        rows = memory.rows[:, :row_count].long()
+        seats, starts, lengths = rows[0], rows[2], rows[3]
+        token_rows = torch.repeat_interleave(lengths, output_size=token_count)
+        token_ids, positions = memory.tokens[:token_count].long().t().contiguous()
+        block_count = -(-frame.context_length_max // self._pool.block_tokens)
+        tables = self._seats.block_tables(seats, block_count)
+        ends = starts + lengths
+        return _Packed(
+            rows=StepRows(
+                torch.nn.functional.pad(ends, (1, 0)).int(),
+                memory.rows[4, :row_count],
+                tables,
+                self._write_slots(tables, token_rows, positions),
+                token_rows,
+                positions,
+            ),
+            carry_rows=rows[1],
+            query_starts=starts,
+            token_ids=token_ids,
+            positions=positions,
+            last_tokens=ends - 1,
+        )
+
+    # ------------------------------------------------------------------ both
+
+    def _forward(self, packed: _Packed, slot: int, attention: CudaAttention) -> None:
+        previous = self.slots[1 - slot].sampled
+        literal = packed.token_ids.index_select(0, packed.query_starts)
+        sampled = previous.index_select(0, packed.carry_rows.clamp(min=0)).long()
+        first = torch.where(packed.carry_rows >= 0, sampled, literal)
+        token_ids = packed.token_ids.index_copy(0, packed.query_starts, first)
+        if self._fused is not None:
+            logits = self._fused.logits(token_ids, packed.positions, packed.last_tokens, attention)
+        else:
+            last = packed.query_starts if packed.last_tokens is None else packed.last_tokens
+            logits = self._model.logits(token_ids, packed.positions, last, attention)
+        self._logits[: len(logits)].copy_(logits)
+
+    def _sample(self, memory: SlotMemory, rows: SampleRows, features: Features) -> None:
+        row_count = len(rows.seats)
+        tokens, faults = sample(self._logits[:row_count], rows, self._seats, features)
+        memory.sampled[:row_count].copy_(tokens)
+        memory.faults[:row_count].copy_(faults)
+
+    def _write_slots(self, tables: Tensor, token_rows: Tensor, positions: Tensor) -> Tensor:
+        block_tokens = self._pool.block_tokens
+        blocks = tables[token_rows, positions // block_tokens].long()
+        return blocks * block_tokens + positions % block_tokens
+
+    def _attention(self, row_count: int, token_count: int, *, captured: bool) -> CudaAttention:
+        if self._backend == FLASHINFER:
+            return FlashInfer(
+                self._pool, self._heads, self._workspace, row_count, token_count, captured=captured
+            )
+        return FlashAttention3(self._pool) if self._backend == FA3 else Gathered(self._pool)
+
+
+def _captured(memory_pool: Any, record: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A graph of what `record` enqueues on the current stream."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=memory_pool, capture_error_mode="thread_local")
+    record()
+    graph.capture_end()
+    return graph

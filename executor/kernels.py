@@ -1,0 +1,183 @@
+"""The small kernels between the matrix products, in Triton: norms, rotary, SwiGLU, time stamps.
+
+Owns nothing but the kernels; each has a plain torch form in transformers, against which the tests
+and the check at load compare it. Called by `fused` and by the step, on a CUDA device only: this is
+the one module that imports triton.
+
+Values are rounded to the model's dtype where transformers' modules round them, and computed in
+float32 in between.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import cuda as tl_cuda
+
+
+@triton.jit
+def _add_rms_norm(
+    x, residual, weight, out, width, epsilon, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    values = tl.load(x + row * width + columns, mask=inside, other=0.0)
+    if HAS_RESIDUAL:
+        values += tl.load(residual + row * width + columns, mask=inside, other=0.0)
+    tl.store(residual + row * width + columns, values, mask=inside)
+    exact = values.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(exact * exact, axis=0) / width + epsilon)
+    normed = (exact * scale).to(values.dtype)
+    gain = tl.load(weight + columns, mask=inside, other=0.0)
+    tl.store(out + row * width + columns, normed * gain, mask=inside)
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, *, first: bool = False
+) -> Tensor:
+    """RMSNorm of ``x + residual``, ``[tokens, width]``; the sum replaces `residual` in place.
+
+    With `first` there is nothing to add: `residual` becomes a copy of `x`.
+    """
+    out = torch.empty_like(x)
+    width = x.shape[-1]
+    block = triton.next_power_of_2(width)
+    warps = min(max(block // 512, 1), 16)
+    _add_rms_norm[(x.shape[0],)](
+        x, residual, weight, out, width, epsilon, not first, block, num_warps=warps
+    )
+    return out
+
+
+@triton.jit
+def _rotate_and_store(
+    qkv,
+    cosines,
+    sines,
+    positions,
+    write_slots,
+    q_weight,
+    k_weight,
+    q_out,
+    keys,
+    values,
+    epsilon,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    columns = tl.arange(0, DIM)
+    place = qkv + token * (HEADS + 2 * KV_HEADS) * DIM + head * DIM
+    slot = tl.load(write_slots + token)
+    x = tl.load(place + columns)
+    if head >= HEADS + KV_HEADS:
+        tl.store(values + (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM + columns, x)
+    else:
+        half = DIM // 2
+        partner_columns = (columns + half) % DIM
+        partner = tl.load(place + partner_columns)
+        if HAS_NORM:
+            exact = x.to(tl.float32)
+            scale = tl.rsqrt(tl.sum(exact * exact, axis=0) / DIM + epsilon)
+            weight = q_weight if head < HEADS else k_weight
+            gain = tl.load(weight + columns)
+            partner_gain = tl.load(weight + partner_columns)
+            x = (exact * scale).to(x.dtype) * gain
+            partner = (partner.to(tl.float32) * scale).to(x.dtype) * partner_gain
+        position = tl.load(positions + token).to(tl.int64)
+        cosine = tl.load(cosines + position * DIM + columns)
+        sine = tl.load(sines + position * DIM + columns)
+        sign = tl.where(columns < half, -1.0, 1.0)
+        rotated = x.to(tl.float32) * cosine + sign * partner.to(tl.float32) * sine
+        if head < HEADS:
+            tl.store(q_out + (token * HEADS + head) * DIM + columns, rotated)
+        else:
+            tl.store(keys + (slot * KV_HEADS + head - HEADS) * DIM + columns, rotated)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    positions: Tensor,
+    write_slots: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    epsilon: float,
+    layer_pool: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Rotates queries and keys, and writes keys and values to their places in the pool.
+
+    Args:
+        qkv: ``[tokens, (heads + 2 * kv_heads) * dim]``, the fused projection.
+        rotary: cosines and sines of all positions, float32 ``[positions, dim]``.
+        positions: ``[tokens]``.
+        write_slots: int64 ``[tokens]``, places in the pool.
+        norms: weights ``[dim]`` of the queries' and keys' RMSNorm, for models that have them.
+        epsilon: of those norms.
+        layer_pool: keys and values of the layer, ``[places, kv_heads, dim]``; written.
+
+    Returns:
+        Queries ``[tokens, heads, dim]``.
+    """
+    assert positions.is_contiguous(), positions.stride()
+    assert write_slots.is_contiguous(), write_slots.stride()
+    keys, values = layer_pool
+    kv_heads, dim = keys.shape[1:]
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    queries = torch.empty(qkv.shape[0], heads, dim, dtype=qkv.dtype, device=qkv.device)
+    q_weight, k_weight = norms if norms is not None else (qkv, qkv)
+    _rotate_and_store[(qkv.shape[0], heads + 2 * kv_heads)](
+        qkv,
+        *rotary,
+        positions,
+        write_slots,
+        q_weight,
+        k_weight,
+        queries,
+        keys,
+        values,
+        epsilon,
+        heads,
+        kv_heads,
+        dim,
+        norms is not None,
+        num_warps=1,
+    )
+    return queries
+
+
+@triton.jit
+def _silu_and_multiply(gate_up, out, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    gate = tl.load(gate_up + 2 * row * width + columns, mask=inside, other=0.0)
+    up = tl.load(gate_up + (2 * row + 1) * width + columns, mask=inside, other=0.0)
+    exact = gate.to(tl.float32)
+    activated = (exact * tl.sigmoid(exact)).to(gate.dtype)
+    tl.store(out + row * width + columns, activated * up, mask=inside)
+
+
+def silu_and_multiply(gate_up: Tensor) -> Tensor:
+    """``silu(gate) * up``, ``[tokens, width]``, of both side by side, ``[tokens, 2 * width]``."""
+    token_count, double = gate_up.shape
+    width = double // 2
+    out = torch.empty(token_count, width, dtype=gate_up.dtype, device=gate_up.device)
+    block = 1024
+    _silu_and_multiply[(token_count, triton.cdiv(width, block))](gate_up, out, width, block)
+    return out
+
+
+@triton.jit
+def _stamp(stamps, index):
+    tl.store(stamps + index, tl_cuda.globaltimer())
+
+
+def stamp(stamps: Tensor, index: int) -> None:
+    """Writes the GPU's own timer, in nanoseconds, to ``stamps[index]`` (int64, on the device)."""
+    _stamp[(1,)](stamps, index, num_warps=1)

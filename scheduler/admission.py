@@ -16,6 +16,8 @@ from gapless.scheduler.request import Sequence
 
 RETRY_AFTER_MIN_S = 0.1
 RETRY_AFTER_MAX_S = 10.0
+RETRY_AFTER_UNKNOWN_S = 1.0
+"""When nothing has ended lately, so that nobody can say."""
 DRAINING_RETRY_AFTER_S = 1.0
 """Another server may take the request at once; this one will not come back sooner."""
 
@@ -105,7 +107,7 @@ def _queue_refusal(
         message = f"{tokens} tokens would wait, {config.queued_tokens_max} may"
     else:
         return None
-    retry_after_s = 1 / ended_per_second if ended_per_second else RETRY_AFTER_MAX_S
+    retry_after_s = 1 / ended_per_second if ended_per_second else RETRY_AFTER_UNKNOWN_S
     return Failed(
         word.handle,
         Reason.QUEUE_FULL,

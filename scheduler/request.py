@@ -4,15 +4,15 @@ Two rules: a sequence is in exactly one `Phase`, and only the moves of `TRANSITI
 missing key *is* the illegal move. This file knows nothing of seats' arrays, blocks or steps; the
 core and its placement move the sequences. The life cycle, drawn by `diagram` from the table::
 
-    QUEUED     --SEAT-->    RUNNING
-    QUEUED     --END-->     ENDED
-    RUNNING    --REWIND-->  RUNNING
-    RUNNING    --YIELD-->   YIELDING
-    RUNNING    --END-->     ENDED
-    YIELDING   --SETTLE-->  PREEMPTED
-    YIELDING   --END-->     ENDED
-    PREEMPTED  --SEAT-->    RUNNING
-    PREEMPTED  --END-->     ENDED
+    QUEUED     --SEAT-->   RUNNING
+    QUEUED     --END-->    ENDED
+    RUNNING    --REWIND--> RUNNING
+    RUNNING    --YIELD-->  YIELDING
+    RUNNING    --END-->    ENDED
+    YIELDING   --SETTLE--> PREEMPTED
+    YIELDING   --END-->    ENDED
+    PREEMPTED  --SEAT-->   RUNNING
+    PREEMPTED  --END-->    ENDED
 """
 
 from __future__ import annotations

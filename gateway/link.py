@@ -86,6 +86,7 @@ class Link:
         self._next_call = 0
         self._heard_s: float | None = None
         self._look_due = False
+        self._started = False
         self._ended = False
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -97,6 +98,7 @@ class Link:
 
     def start(self) -> None:
         """Connects and greets. The scheduler need not be there yet."""
+        self._started = True
         loop = asyncio.get_running_loop()
         self._socket.connect(self._endpoint)
         loop.add_reader(self._socket.fileno(), self._look)
@@ -137,7 +139,8 @@ class Link:
 
     def close(self) -> None:
         """Says goodbye if the scheduler is still there, and gives the sockets back."""
-        self.send(GatewayGoodbye())
+        if self._started:
+            self.send(GatewayGoodbye())
         self._end()
         self._socket.disable_monitor()
         self._monitor.close(0)

@@ -119,12 +119,11 @@ class Gateway:
             await self._stop.wait()
             drained = asyncio.create_task(self._drain())
             forced = asyncio.create_task(self._force.wait())
-            await asyncio.wait({drained, forced}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({drained, forced}, return_when=asyncio.FIRST_COMPLETED)
+            if drained in done:
+                drained.result()
             for task in (drained, forced):
                 task.cancel()
-            await asyncio.gather(drained, forced, return_exceptions=True)
-            if self._exit_code != EXIT_FORCED and drained.done() and not drained.cancelled():
-                drained.result()
         finally:
             slow.cancel()
             await self.close()

@@ -1,0 +1,124 @@
+"""Token logs against a naive model: each token once, in order, whatever comes when."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gapless.gateway.streams import Stream, Streams
+from gapless.protos.messages import (
+    Admitted,
+    Cancel,
+    CancelCause,
+    Failed,
+    Finished,
+    FinishReason,
+    GatewayWord,
+    Stopping,
+    Submit,
+    Timing,
+    Update,
+)
+from gapless.protos.reasons import Reason
+from gapless.protos.sampling import Sampling
+
+
+def opened(streams: Streams, tokens_max: int = 1000, flush_interval_s: float = 0.0) -> Stream:
+    handle = streams.draw_handle()
+    stopping = Stopping(tokens_max)
+    submit = Submit(handle, f"r{handle}", "t", b"\0\0\0\0", Sampling(), stopping, 0.0)
+    return streams.open(submit, flush_interval_s)
+
+
+def update(pairs: list[tuple[int, int]], *events: Admitted | Finished | Failed) -> Update:
+    handles = array("q", [handle for handle, _ in pairs]).tobytes()
+    tokens = array("i", [token for _, token in pairs]).tobytes()
+    return Update(handles, tokens, events)
+
+
+def finished(stream: Stream, count: int) -> Finished:
+    return Finished(stream.handle, FinishReason.MAX_NEW_TOKENS, count, 0, 0, Timing())
+
+
+BATCHES = st.lists(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2**31 - 1)), max_size=8), max_size=12
+)
+
+
+@settings(deadline=None)
+@given(batches=BATCHES, take_max=st.integers(1, 5))
+def test_every_token_arrives_once_and_in_order(
+    batches: list[list[tuple[int, int]]], take_max: int
+) -> None:
+    """Handles 1 to 3 are live; 0 and 4 are of streams that ended or never were."""
+
+    async def scenario() -> None:
+        streams = Streams(lambda word: None)
+        logs = {stream.handle: stream for stream in (opened(streams) for _ in range(3))}
+        got: dict[int, list[int]] = {handle: [] for handle in logs}
+
+        async def read(stream: Stream) -> None:
+            while not (stream.ended and stream.taken == len(stream.tokens)):
+                await stream.wait_due()
+                got[stream.handle].extend(stream.take(take_max))
+
+        readers = [asyncio.create_task(read(stream)) for stream in logs.values()]
+        for index, batch in enumerate(batches):
+            streams.apply(update(batch))
+            if index % 2:
+                await asyncio.sleep(0)
+        sent = [pair for batch in batches for pair in batch]
+        for stream in logs.values():
+            streams.apply(update([], finished(stream, len(stream.tokens))))
+        await asyncio.gather(*readers)
+        for handle, tokens in got.items():
+            assert tokens == [token for to, token in sent if to == handle]
+
+    asyncio.run(scenario())
+
+
+def test_burst_wakes_a_stream_once() -> None:
+    async def scenario() -> None:
+        streams = Streams(lambda word: None)
+        stream = opened(streams)
+        rounds: list[int] = []
+
+        async def read() -> None:
+            await stream.wait_admitted()
+            while not stream.ended:
+                await stream.wait_due()
+                rounds.append(len(stream.take(100)))
+
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        streams.apply(update([(stream.handle, 7)] * 5, Admitted(stream.handle)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        streams.apply(update([(stream.handle, 7)] * 3))
+        streams.apply(update([(stream.handle, 7)] * 2, finished(stream, 10)))
+        await reader
+        assert rounds == [5, 5]
+
+    asyncio.run(scenario())
+
+
+def test_closing_tells_the_scheduler_only_of_what_lives() -> None:
+    async def scenario() -> None:
+        words: list[GatewayWord] = []
+        streams = Streams(words.append)
+        lives, ended, failed = (opened(streams) for _ in range(3))
+        streams.apply(update([], finished(ended, 0)))
+        streams.apply(update([], Failed(failed.handle, Reason.QUEUE_FULL, "full")))
+        assert failed.refused is not None
+        words.clear()
+        for stream in (lives, ended, failed, lives):
+            streams.close(stream, CancelCause.CLIENT)
+        assert words == [Cancel((lives.handle,), CancelCause.CLIENT)]
+        assert len(streams) == 0
+        streams.apply(update([(lives.handle, 1)], finished(lives, 1)))
+        await streams.wait_idle()
+
+    asyncio.run(scenario())

@@ -13,19 +13,20 @@ import sys
 from types import FrameType
 from typing import Final
 
+_COUNTED: Final = (signal.SIGTERM, signal.SIGINT)
 INTERRUPTED: Final = 130
 """Exit status of a process that SIGINT ended, as shells count it."""
 
 
 class Signals:
-    """Counts the two signals from its creation on."""
+    """Counts the two signals; one that comes before `serve` ends the process."""
 
     def __init__(self) -> None:
         self._count = 0
         self._serving = False
         self._wakeup, self._signal_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(self._signal_end, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _COUNTED:
             signal.signal(number, self._on_signal)
 
     @property
@@ -40,7 +41,9 @@ class Signals:
     def take(self) -> int:
         """How many signals came so far; makes `wakeup` unreadable."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self._wakeup, 4096)
+            # One byte a signal, its number: nothing is lost or seen early.
+            came = os.read(self._wakeup, 4096)
+            self._count += sum(number in _COUNTED for number in came)
         return self._count
 
     def ignore(self) -> None:
@@ -48,11 +51,10 @@ class Signals:
 
         Without this, one that comes while the interpreter shuts down would kill it.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _COUNTED:
             signal.signal(number, signal.SIG_IGN)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._count += 1
         if not self._serving:
             # Loading: there is nothing to drain.
             sys.exit(0 if number == signal.SIGTERM else INTERRUPTED)

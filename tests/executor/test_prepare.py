@@ -19,7 +19,7 @@ from gapless.protos.model_folder import missing_files, revision
 Floats = npt.NDArray[np.float32]
 
 WIDTH = 32
-VOCABULARY = ["<|endoftext|>", "<|im_end|>", *"abcdefghijklmnopqrstuvwxyz", "ab", "Ġ", "Ċ", "!"]
+VOCABULARY = ["<|endoftext|>", "<|im_end|>", *"abcdefghijklmnopqrstuvwxyz", "ab", "cd", "Ġ", "Ċ"]
 CHAT_TEMPLATE = "{{ messages[0]['content'] }}<|im_end|>"
 
 
@@ -39,7 +39,7 @@ def write_tiny_gguf(path: Path) -> dict[str, Floats]:
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(VOCABULARY)
     writer.add_token_types([3, 3] + [1] * (len(VOCABULARY) - 2))
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b", "c d"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
     writer.add_chat_template(CHAT_TEMPLATE)

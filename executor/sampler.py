@@ -66,7 +66,7 @@ def sample(
         weights = tempered.exp()
         if features & Features.TRUNCATED:
             weights = torch.where(_kept(tempered, weights, rows.seats, seats), weights, 0.0)
-        drawn = _drawn(weights, uniforms(seats.seed(rows.seats), rows.positions))
+        drawn = inverted(weights, uniforms(seats.seed(rows.seats), rows.positions))
         # Sums rounded in another order might pick a neighbour of weight 0: then take the best.
         possible = weights.gather(-1, drawn[:, None]).view(-1) > 0
         tokens = torch.where(greedy | ~possible, tokens, drawn)
@@ -104,7 +104,7 @@ def _kept(tempered: Tensor, weights: Tensor, rows: Tensor, seats: SeatCopy) -> T
     mass = sums.gather(-1, rank_limit - 1)
     reached = torch.where(top_p < 1.0, top_p * mass, torch.inf)
     # A token belongs to the set if those before it have not reached the mass.
-    wanted = 1 + (sums[:, :-1] < reached).sum(dim=-1, keepdim=True)
+    wanted = 1 + (sums < reached).sum(dim=-1, keepdim=True)
     kept_count = torch.minimum(wanted, rank_limit)
 
     border = falling.gather(-1, kept_count - 1)
@@ -124,8 +124,16 @@ def _falling(values: Tensor) -> Tensor:
     return values.sort(dim=-1, descending=True).values
 
 
-def _drawn(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse of the cumulative weights in order of token id, int64 ``[rows]``."""
+def inverted(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Inverse of the cumulative weights in order of token id.
+
+    Args:
+        weights: float32 ``[rows, vocab_size]``, not negative, of any sum.
+        uniform: float64 ``[rows]`` in [0, 1).
+
+    Returns:
+        int64 ``[rows]``: the first token at which the sum of weights exceeds its share `uniform`.
+    """
     sums = weights.cumsum(dim=-1, dtype=torch.float64)
     target = uniform[:, None] * sums[:, -1:]
     found = torch.searchsorted(sums, target, right=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gapless.executor.sampler import SampleRows, sample
+from gapless.executor.sampler import SampleRows, inverted, sample
 from gapless.executor.seats import SeatCopy
 from gapless.protos.sampling import Sampling
 from gapless.protos.seats import SeatLayout
@@ -266,6 +266,20 @@ def test_a_row_that_is_not_finite_faults_alone(features: Features, poison: float
     assert 0 <= tokens[4] < VOCAB_SIZE, "still a valid id for whoever carries it over"
 
 
+def test_nan_is_a_fault_even_where_it_could_not_be_drawn() -> None:
+    logits = some_logits(1)
+    logits[0, 30] = math.nan
+    seats = seats_of(Sampling(allowed_tokens=(5, 6)))
+    _, faults = sample(logits, rows_of([1], [0]), seats, EVERYTHING)
+    assert faults.tolist() == [RowFault.NOT_FINITE]
+
+
+def test_a_border_of_the_sums_belongs_to_the_token_behind_it() -> None:
+    weights = torch.tensor([[0.0, 1.0, 0.0, 2.0, 1.0, 0.0]]).expand(5, -1)
+    uniform = torch.tensor([0.0, 0.25, 0.5, 0.75, 1 - 2.0**-53], dtype=torch.float64)
+    assert inverted(weights, uniform).tolist() == [1, 3, 3, 4, 4]
+
+
 def test_nothing_left_to_draw_is_a_fault_of_that_row() -> None:
     everything = Sampling(
         bias_tokens=tuple(range(VOCAB_SIZE)), bias_values=(-INFINITY,) * VOCAB_SIZE
@@ -316,4 +330,12 @@ def test_a_whole_table_and_assignments_say_the_same() -> None:
         assert seats.block_tables(row, 3).tolist() == [[5, 9, 0]]
         assert seats.temperature(row).tolist() == [np.float32(1.3)]
         assert seats.top_k(row).tolist() == [12]
+        assert seats.seed(row).tolist() == [0]
     assert torch.equal(uploaded.bias(row)[1], assigned.bias(row)[1])
+
+
+def test_seeds_keep_all_their_bits() -> None:
+    seeds = [0, 1, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 1, 0x9E3779B97F4A7C15]
+    seats = seats_of(*(Sampling(seed=seed) for seed in seeds))
+    found = seats.seed(torch.arange(1, len(seeds) + 1))
+    assert [seed % 2**64 for seed in found.tolist()] == seeds

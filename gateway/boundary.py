@@ -79,7 +79,7 @@ def _refuse_malformed(request: object) -> None:
 
 async def _fail(context: Any, error: Exception, method: str, request: object) -> None:
     """Ends the call as `error` demands; returns only if the error must pass as it is."""
-    if isinstance(error, grpc.aio.AbortError | grpc.aio.InternalError | grpc.aio.UsageError):
+    if isinstance(error, grpc.aio.BaseError):  # aborted, or over already
         return
     if not isinstance(error, Failure):
         request_id = getattr(request, "request_id", "")

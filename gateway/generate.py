@@ -85,8 +85,8 @@ class Generation:
         except asyncio.CancelledError:
             record.outcome = "CANCELLED"
             raise
-        except grpc.aio.InternalError:
-            record.outcome = "CANCELLED"  # the client went while something was written to it
+        except grpc.aio.BaseError:
+            record.outcome = "CANCELLED"  # the call is over: the client went, or the server stops
             raise
         except Exception as error:
             _LOG.exception("request %r failed", record.request_id)

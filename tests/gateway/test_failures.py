@@ -160,6 +160,18 @@ def test_bytes_that_are_no_message(method: str) -> None:
     asyncio.run(scenario())
 
 
+def test_text_that_is_no_utf8() -> None:
+    """A GenerateRequest whose prompt.text is C3 28, as no conforming client can send it."""
+
+    async def scenario() -> None:
+        async with running() as it:
+            data = bytes.fromhex("22040a02c328")
+            found = await refused(raw_call(it.channel, METHODS[0], data))
+            assert (found.code, found.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
+
+    asyncio.run(scenario())
+
+
 def raw_call(channel: Any, method: str, data: bytes) -> Any:
     """A call whose request is `data` as it is."""
     streams = method.endswith(("Generate", "Watch", "WatchStats")) and "Cancel" not in method

@@ -188,9 +188,9 @@ class Core:
         step = pipeline.next_step
         frame = self._composer.compose(plan, seats, pipeline.epoch, step, int(now * 1e9))
         rows = frame.rows
-        seats.advance(rows, step)
+        seats.advance(plan.seats, rows, step)
         samples = None if plan.all_sample else rows.result_count == 1
-        pipeline.publish(Flight(step, rows.seat, rows.context_length, samples))
+        pipeline.publish(Flight(step, plan.seats, rows.context_length, samples))
         for chunk in plan.chunks:
             sequence = seats.sequence(chunk.seat)
             if sequence.started_s is None:

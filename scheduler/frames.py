@@ -34,13 +34,11 @@ class Plan:
     """What a step does: rows in order, first the decode rows, then the chunks."""
 
     decode_seats: Indices
+    seats: Indices
+    """Of all rows."""
     chunks: tuple[Chunk, ...]
     assignments: Int32s
     """``[n, 3]``."""
-
-    @property
-    def row_count(self) -> int:
-        return len(self.decode_seats) + len(self.chunks)
 
     @property
     def all_sample(self) -> bool:
@@ -91,7 +89,7 @@ class Composer:
             token_ids=token_ids,
             positions=positions,
             assignments=plan.assignments,
-            features=Features(int(np.bitwise_or.reduce(seats.features[rows.seat]))),
+            features=Features(int(np.bitwise_or.reduce(seats.features[plan.seats]))),
             published_ns=published_ns,
         )
 

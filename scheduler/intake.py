@@ -16,7 +16,7 @@ from gapless.protos.seats import Int32s
 from gapless.protos.slots import Result
 from gapless.scheduler.pipeline import Flight
 from gapless.scheduler.request import Sequence, Stop, stop_of
-from gapless.scheduler.seats import Bools, Int64s, Seats
+from gapless.scheduler.seats import Bools, Indices, Int64s, Seats, some
 
 
 class TokenTexts:
@@ -59,20 +59,19 @@ class Intake:
         """Takes the result of `flight`: acknowledges its positions and appends its tokens."""
         seats, tokens, faults = flight.seats, result.tokens, result.faults
         assert len(tokens) == len(faults) == len(seats), (len(tokens), len(seats))
-        live = self._seats.live[seats]
-        if live.all():
+        live, keep = self._seats.live[seats], flight.samples
+        if np.count_nonzero(live) == len(seats):
             self._seats.acknowledged_length[seats] = flight.context_length
-            keep = flight.samples
         else:
             # Surplus rows: their sequences have ended, their seats are fenced.
             self._seats.acknowledged_length[seats[live]] = flight.context_length[live]
-            keep = live if flight.samples is None else live & flight.samples
+            keep = live if keep is None else live & keep
         if keep is not None:
             seats, tokens, faults = seats[keep], tokens[keep], faults[keep]
         # As unsigned numbers, negative ids are out of the vocabulary as well.
         bad: Bools = (faults != 0) | (tokens.view(np.uint32) >= self._vocab_size)
         faulted: list[tuple[Sequence, int]] = []
-        if bad.any():
+        if some(bad):
             faulted = [
                 (self._seats.sequence(seat), fault)
                 for seat, fault in zip(seats[bad].tolist(), faults[bad].tolist(), strict=True)
@@ -81,7 +80,7 @@ class Intake:
         return self._append(seats, tokens, faulted, now)
 
     def _append(
-        self, seats: Int32s, tokens: Int32s, faulted: list[tuple[Sequence, int]], now: float
+        self, seats: Indices, tokens: Int32s, faulted: list[tuple[Sequence, int]], now: float
     ) -> Taken:
         columns = self._seats
         known = columns.known_length[seats]
@@ -91,7 +90,7 @@ class Intake:
         may_end = known >= columns.limit_length[seats]
         if columns.stop_width:
             stops = columns.stop_tokens[seats, : columns.stop_width] == tokens[:, None]
-            may_end |= stops.any(axis=1) & (known >= columns.min_length[seats])
+            may_end |= np.logical_or.reduce(stops, axis=1) & (known >= columns.min_length[seats])
         if columns.has_strings_count:
             may_end |= columns.has_strings[seats]
         if columns.awaits_first_count:
@@ -99,11 +98,13 @@ class Intake:
                 columns.sequence(seat).first_token_s = now
                 columns.token_seen(seat)
         stopped: list[tuple[Sequence, Stop]] = []
-        if may_end.any():
+        if some(may_end):
             stopped = self._stopped(seats[may_end], tokens[may_end], known[may_end])
         return Taken(columns.gateway[seats], columns.handle[seats], tokens, stopped, faulted)
 
-    def _stopped(self, seats: Int32s, tokens: Int32s, known: Int32s) -> list[tuple[Sequence, Stop]]:
+    def _stopped(
+        self, seats: Indices, tokens: Int32s, known: Int32s
+    ) -> list[tuple[Sequence, Stop]]:
         stopped = []
         for seat, token, known_length in zip(
             seats.tolist(), tokens.tolist(), known.tolist(), strict=True

@@ -7,13 +7,14 @@ bytes; no object is made for a token.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 
 from gapless.protos.messages import Event, Update
 from gapless.protos.seats import Int32s
 from gapless.scheduler.config import GatewayIndex
-from gapless.scheduler.seats import Int64s
+from gapless.scheduler.seats import Int64s, some
 
 
 @dataclasses.dataclass(slots=True)
@@ -36,13 +37,16 @@ class Outbox:
         """One token for each of ``[n]`` sequences."""
         if not len(gateways):
             return
-        first = GatewayIndex(int(gateways[0]))
-        if (gateways == first).all():
-            self._append(first, handles, tokens)
-            return
-        for gateway in np.unique(gateways).tolist():
-            of_gateway = gateways == gateway
-            self._append(GatewayIndex(gateway), handles[of_gateway], tokens[of_gateway])
+        borders = [0, len(gateways)]
+        if some(gateways != gateways[0]):
+            # Stable, so that a sequence's tokens stay in order.
+            order = np.argsort(gateways, kind="stable")
+            gateways, handles, tokens = gateways[order], handles[order], tokens[order]
+            borders[1:1] = (np.flatnonzero(gateways[1:] != gateways[:-1]) + 1).tolist()
+        for start, end in itertools.pairwise(borders):
+            news = self._of(GatewayIndex(int(gateways[start])))
+            news.handles.append(handles[start:end].tobytes())
+            news.tokens.append(tokens[start:end].tobytes())
 
     def add_event(self, gateway: GatewayIndex, event: Event) -> None:
         self._of(gateway).events.append(event)
@@ -55,11 +59,6 @@ class Outbox:
         """Everything, once."""
         news, self._news = self._news, {}
         return {gateway: each.update() for gateway, each in news.items()}
-
-    def _append(self, gateway: GatewayIndex, handles: Int64s, tokens: Int32s) -> None:
-        news = self._of(gateway)
-        news.handles.append(handles.tobytes())
-        news.tokens.append(tokens.tobytes())
 
     def _of(self, gateway: GatewayIndex) -> _News:
         news = self._news.get(gateway)

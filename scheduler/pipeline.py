@@ -15,7 +15,7 @@ from collections import deque
 
 from gapless.protos.messages import Epoch, StepNumber
 from gapless.protos.seats import Int32s
-from gapless.scheduler.seats import Bools
+from gapless.scheduler.seats import Bools, Indices
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Flight:
     """A published step, as its result will be read: columns ``[row_count]``."""
 
     step: StepNumber
-    seats: Int32s
+    seats: Indices
     context_length: Int32s
     samples: Bools | None
     """Rows that get a token; None if all do."""

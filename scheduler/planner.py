@@ -31,7 +31,7 @@ class Planner:
 
     def plan(self, now: float) -> Plan | None:
         """The next step's rows; None if no row can run. Blocks and seats are taken."""
-        seats, placement = self._seats, self._placement
+        placement = self._placement
         budget = StepBudget.of(self._config)
         assignments: list[Int32s] = []
         decode = np.flatnonzero(self._wants_row(gap_min=1, gap_max=1))
@@ -41,15 +41,19 @@ class Planner:
         decode = self._extend(decode, assignments)
         budget.spend(rows=len(decode), tokens=len(decode), assignments=sum(map(len, assignments)))
         chunks: list[Chunk] = []
-        if len(decode) < seats.live_count:
+        if len(decode) < self._seats.live_count:
             self._continue_prompts(budget, chunks)
         if placement.waiting and not is_short:
             self._seat_waiting(budget, chunks, assignments)
         if not len(decode) and not chunks:
             assert not assignments, "blocks without a row"
             return None
+        seats = decode
+        if chunks:
+            seats = np.concatenate((decode, [chunk.seat for chunk in chunks]))
         return Plan(
             decode_seats=decode,
+            seats=seats,
             chunks=tuple(chunks),
             assignments=np.concatenate(assignments) if assignments else NO_ASSIGNMENTS,
         )

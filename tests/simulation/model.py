@@ -70,11 +70,12 @@ def continuation(
     for token in prompt:
         cell = (cell * CHAIN + MARKS[token]) & MASK
         total += cell
+    seed_word = seed * SPREAD & MASK
     limit = min(len(prompt) + stopping.max_new_tokens, sequence_tokens_max)
     tokens: list[int] = []
     while True:
         position = len(prompt) + len(tokens)
-        token = mix((total + seed * SPREAD + position) & MASK) % VOCAB_SIZE
+        token = mix((total + seed_word + position) & MASK) % VOCAB_SIZE
         tokens.append(token)
         counts = len(tokens) >= stopping.min_new_tokens
         if counts and token in stopping.stop_tokens:

@@ -55,8 +55,8 @@ def settle_too_early(patch: pytest.MonkeyPatch) -> None:
 def carry_from_the_wrong_row(patch: pytest.MonkeyPatch) -> None:
     original = Seats.advance
 
-    def advance(seats: Seats, rows: Rows, step: Any) -> None:
-        original(seats, rows, step)
+    def advance(seats: Seats, places: Indices, rows: Rows, step: Any) -> None:
+        original(seats, places, rows, step)
         seats.last_row[rows.seat] = np.roll(seats.last_row[rows.seat], 1)
 
     patch.setattr(Seats, "advance", advance)

@@ -107,6 +107,14 @@ class World:
         self.loss_count = 0
         self.submitted = 0
         self._done: list[StepNumber] = []
+        self._happenings = (
+            (profile.arrival_rate, self.submit),
+            (profile.cancel_rate, self.cancel),
+            (profile.rewind_rate, self.rewind),
+            (profile.loss_rate, self.lose_executor),
+            (profile.fault_rate, self.break_row),
+            (profile.gateway_loss_rate, self.lose_gateway),
+        )
         self._attach(Epoch(1))
 
     # ------------------------------------------------------------------ running it
@@ -128,15 +136,8 @@ class World:
 
     def turn(self) -> None:
         """Something happens, and a step goes on."""
-        profile, dice = self.profile, self.random.random()
-        for rate, happen in (
-            (profile.arrival_rate, self.submit),
-            (profile.cancel_rate, self.cancel),
-            (profile.rewind_rate, self.rewind),
-            (profile.loss_rate, self.lose_executor),
-            (profile.fault_rate, self.break_row),
-            (profile.gateway_loss_rate, self.lose_gateway),
-        ):
+        dice = self.random.random()
+        for rate, happen in self._happenings:
             if dice < rate:
                 happen()
                 self.settle()
@@ -300,7 +301,12 @@ class World:
         self.table: Int32s = layout.table(bytearray(layout.size_bytes))
         self.core.write_table(self.table)
         self.executor = FakeExecutor(
-            config.attach(epoch), self.memory, self.frames, self.results, self.table
+            config.attach(epoch),
+            self.memory,
+            self.frames,
+            self.results,
+            self.table,
+            checks_all=self.profile.checks_each_call,
         )
         self._done = []
 

@@ -24,6 +24,8 @@ from gapless.protos.slots import (
 )
 from tests.simulation.model import CHAIN, MARKS, MASK, SPREAD, START, VOCAB_SIZE, Words
 
+Indices = npt.NDArray[np.intp]
+
 POISON_TOKEN = -7
 POISON_CELL = np.uint64(0xDEADDEADDEADDEAD)
 _CHAIN = np.uint64(CHAIN)
@@ -90,8 +92,8 @@ class FakeExecutor:
         self._outputs: Int32s = np.full(attach.row_max, POISON_TOKEN, np.int32)
         self._counting = np.arange(attach.row_max + 1)
         position = np.arange(attach.seat_block_max * memory.cells.shape[1])
-        self._causal: Words = (position <= position[:, None]).astype(np.uint64)
-        """``[position, position]``: 1 where attention at the first one reads the second."""
+        self._causal: npt.NDArray[np.bool_] = position <= position[:, None]
+        """``[position, position]``: whether attention at the first one reads the second."""
         self.accepted: deque[StepNumber] = deque()
         self._last_step: int | None = None
         self.fault_row: int | None = None
@@ -141,7 +143,7 @@ class FakeExecutor:
         longest = int(rows.context_length.max())
         place_count = -(-longest // block_tokens)
         blocks_at = self._layout.blocks_at
-        tables = self.table[rows.seat, blocks_at : blocks_at + place_count]
+        tables = self.table[rows.seat, blocks_at : blocks_at + place_count].astype(np.intp)
         last = rows.context_length - 1
         longer = np.flatnonzero(rows.query_length > 1)
         decode_count = int(longer[0]) if len(longer) else len(last)
@@ -150,13 +152,13 @@ class FakeExecutor:
             self._write_chunk(tables[row], ids[start : start + length], int(last[row]))
         read = cells.take(tables, axis=0).reshape(len(last), place_count * block_tokens)
         self._write_decode(tables, read, last[:decode_count], ids)
-        is_read = self._causal[:, : place_count * block_tokens].take(last, axis=0)
+        is_read = self._causal[last, : place_count * block_tokens]
         seeds = self.table[rows.seat, SEED_LOW : SEED_HIGH + 1].view(np.uint64)[:, 0]
-        digest = np.einsum("ij,ij->i", read, is_read) + seeds * _SPREAD
+        digest = read.sum(axis=1, where=is_read) + seeds * _SPREAD
         digest += rows.context_length.astype(np.uint64)
         return (mix_words(digest) % np.uint64(VOCAB_SIZE)).astype(np.int32)
 
-    def _write_decode(self, tables: Int32s, read: Words, last: Int32s, ids: Int32s) -> None:
+    def _write_decode(self, tables: Indices, read: Words, last: Int32s, ids: Int32s) -> None:
         """One cell for each of the leading rows, which have one input token: in `read`, too."""
         cells, row = self._memory.cells, self._counting[: len(last)]
         # A row at position 0 has no cell before it; what it finds there is replaced.
@@ -169,7 +171,7 @@ class FakeExecutor:
         self._check_writable(blocks)
         cells[blocks, last - place * cells.shape[1]] = written
 
-    def _write_chunk(self, table: Int32s, ids: Int32s, last: int) -> None:
+    def _write_chunk(self, table: Indices, ids: Int32s, last: int) -> None:
         """Cells of one row with several input tokens, ending at position `last`.
 
         The chain is linear in its marks, so it is a sum once each is divided by its power.
@@ -189,6 +191,6 @@ class FakeExecutor:
         self._check_writable(blocks)
         cells[blocks, position % block_tokens] = sums * powers
 
-    def _check_writable(self, blocks: Int32s) -> None:
+    def _check_writable(self, blocks: Indices) -> None:
         """Even a surplus row, whose token nobody misses, writes only where nobody else may."""
         assert not np.count_nonzero(self._memory.is_free[blocks]), "a row writes into a free block"

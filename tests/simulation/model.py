@@ -66,16 +66,15 @@ def continuation(
     prompt: list[int], seed: int, stopping: Stopping, sequence_tokens_max: int
 ) -> Continuation:
     """All new tokens of a sequence and why it ends."""
-    cell, total, text = START, 0, b""
+    cell, total, text = START, seed * SPREAD & MASK, b""
     for token in prompt:
         cell = (cell * CHAIN + MARKS[token]) & MASK
         total += cell
-    seed_word = seed * SPREAD & MASK
     limit = min(len(prompt) + stopping.max_new_tokens, sequence_tokens_max)
     tokens: list[int] = []
     while True:
         position = len(prompt) + len(tokens)
-        token = mix((total + seed_word + position) & MASK) % VOCAB_SIZE
+        token = mix((total + position) & MASK) % VOCAB_SIZE
         tokens.append(token)
         counts = len(tokens) >= stopping.min_new_tokens
         if counts and token in stopping.stop_tokens:

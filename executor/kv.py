@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -21,6 +23,8 @@ CPU_MEMORY_SHARE: Final = 0.25
 """Share of the memory available at start that the pool may take on a CPU, if nothing is said."""
 CPU_MEMORY_LIMIT_BYTES: Final = 4 << 30
 """Most bytes that the pool takes on a CPU, if nothing is said. Untouched pages cost nothing."""
+CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
+"""Where a container finds its own control group."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,7 +110,8 @@ def cpu_block_count(
 
 
 def available_memory_bytes() -> int:
-    """Memory that this machine can still give, as the kernel estimates it (MemAvailable).
+    """Memory that this process can still get: what the kernel estimates (MemAvailable), or less if
+    a control group (a container's limit) allows less.
 
     Raises:
         OSError: there is no /proc/meminfo.
@@ -115,5 +120,15 @@ def available_memory_bytes() -> int:
     with open("/proc/meminfo") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                return min(int(line.split()[1]) * 1024, _group_memory_bytes(CONTROL_GROUP))
     raise ValueError("/proc/meminfo does not name MemAvailable")
+
+
+def _group_memory_bytes(group: Path) -> int:
+    """What the control group (version 2) at `group` leaves; unlimited if it has no limit."""
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+    except OSError:
+        return sys.maxsize
+    return sys.maxsize if limit == "max" else max(0, int(limit) - used)

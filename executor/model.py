@@ -86,9 +86,11 @@ class Model:
         """
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         _check_config(config.get_text_config())
-        module: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, local_files_only=True
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
         )
+        module, report = loaded
+        _check_complete(folder, report)
         torch.nn.Module.to(module, device)
         torch.nn.Module.requires_grad_(module, False)
         torch.nn.Module.eval(module)
@@ -137,6 +139,18 @@ def resolve_dtype(name: str, device: torch.device, folder: Path) -> torch.dtype:
     if name not in DTYPES:
         raise ValueError(f"dtype {name!r} is none of: auto, {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def _check_complete(folder: Path, report: dict[str, Any]) -> None:
+    """Refuses a checkpoint without all weights: transformers would draw the others at random."""
+    missing = sorted(report.get("missing_keys") or ())
+    wrong = sorted(str(key) for key in report.get("mismatched_keys") or ())
+    if missing or wrong:
+        named = ", ".join([*missing, *wrong][:3])
+        raise ValueError(
+            f"{folder} lacks {len(missing)} of the model's tensors and has {len(wrong)} of another "
+            f"shape, such as {named}"
+        )
 
 
 def _check_config(config: Any) -> None:

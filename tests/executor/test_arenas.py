@@ -137,3 +137,13 @@ def test_the_pool_takes_a_share_of_the_memory_within_limits() -> None:
 
 def test_the_kernel_says_how_much_memory_there_is() -> None:
     assert available_memory_bytes() > 2**20
+
+
+def test_a_container_may_allow_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gapless.executor.kv.CONTROL_GROUP", tmp_path)
+    unlimited = available_memory_bytes()
+    (tmp_path / "memory.current").write_text("600\n")
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert available_memory_bytes() == 400
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory_bytes() == pytest.approx(unlimited, rel=0.5)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from gapless.executor.config import UserError, default_threads, parse
 from gapless.executor.loading import load
@@ -89,6 +90,17 @@ def test_a_model_that_cannot_be_served_is_refused(model: Path, tmp_path: Path) -
             load(parse([*flags, str(folder)]))
         assert complaint in str(raised.value)
         assert "\n" not in str(raised.value)
+
+
+def test_a_checkpoint_without_a_tensor_is_refused(tmp_path: Path) -> None:
+    """Else the missing weights would be random."""
+    folder = tiny_model_folder(tmp_path / "tiny", dtype="float32")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.down_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = parse(["--run-folder", str(tmp_path), "--model", str(folder)])
+    with pytest.raises(UserError, match=r"lacks 1 .*down_proj"):
+        load(config)
 
 
 def test_a_pool_that_does_not_fit_is_refused(

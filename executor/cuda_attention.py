@@ -221,7 +221,9 @@ class FlashInfer(_Stored):
         self._heads = heads
         self._captured = captured
         device = workspace.device
-        self._indices = torch.zeros(pool.block_count + 1, dtype=torch.int32, device=device)
+        # All blocks, one of scratch for each padded row, and the dump.
+        index_count = pool.block_count + row_count + 1
+        self._indices = torch.zeros(index_count, dtype=torch.int32, device=device)
         self._query_indptr_host = torch.zeros(row_count + 1, dtype=torch.int32)
         self._block_indptr_host = torch.zeros(row_count + 1, dtype=torch.int32)
         self._context_host = torch.ones(row_count, dtype=torch.int32)

@@ -8,6 +8,7 @@ this module.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -107,11 +108,12 @@ def tiny_model_folder(
 def demo_model_folder() -> Path:
     """The prepared folder of the demo model, made once in the cache ($GAPLESS_CACHE).
 
-    Needs the network the first time, like `make demo` does.
+    Needs the network the first time, like `make demo` does; without one, $GAPLESS_DEMO_MODEL names
+    its GGUF file or folder.
     """
     from gapless.executor.prepare import DEMO, model_folder
 
-    return model_folder(DEMO)
+    return model_folder(os.environ.get("GAPLESS_DEMO_MODEL", DEMO))
 
 
 def write_tokenizer(path: Path) -> None:

@@ -11,6 +11,7 @@ import mmap
 import select
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,7 +85,8 @@ class Oracle:
     """The same weights in float32 with transformers' own attention, one sequence at a time."""
 
     def __init__(self, model: Model) -> None:
-        self._module = copy.deepcopy(model.module).to(torch.float32)
+        module: Any = copy.deepcopy(model.module)
+        self._module = module.float()
         self._module.set_attn_implementation("sdpa")
 
     def shortfall(self, prompt: Sequence[int], tokens: Sequence[int]) -> float:

@@ -151,7 +151,7 @@ class Core:
                 self._finish(now, sequence, Stop(FinishReason.TIME_LIMIT))
             elif clock is Clock.DEADLINE:
                 self._fail(now, sequence, Reason.DEADLINE, "the deadline of the call has passed")
-            elif sequence.phase is Phase.QUEUED:
+            elif sequence.phase is Phase.QUEUED:  # Else it has had its first row in time.
                 queued_ms = round((now - sequence.admitted_s) * 1000)
                 self._fail(
                     now,
@@ -243,7 +243,8 @@ class Core:
         Every running sequence goes back to its last acknowledged token and keeps seat and blocks.
         With `keep_kv` (executor lost) acknowledged positions stand and only the others are computed
         again; without (KV memory lost) all are. The caller gives the new executor a new seat table:
-        `write_table` on zeroed memory.
+        `write_table` on zeroed memory. The new executor's facts must be those of the core's config;
+        with others, the shell fails everyone and begins a new core.
         """
         self._pipeline.reset(epoch)
         # Whoever could touch anything is gone, so every fence is open.

@@ -13,7 +13,7 @@ from gapless.protos.seats import Int32s
 from gapless.scheduler.config import CoreConfig
 from gapless.scheduler.frames import Chunk, Plan
 from gapless.scheduler.placement import Placement
-from gapless.scheduler.policy import StepBudget, blocks_to_seat, headroom, in_order
+from gapless.scheduler.policy import StepBudget, blocks_to_seat, headroom, in_order, victim_of
 from gapless.scheduler.request import Phase, Sequence
 from gapless.scheduler.seats import Bools, Indices
 
@@ -97,10 +97,11 @@ class Planner:
             if wanted <= placement.blocks.free_count + coming:
                 break
             is_short = True
-            running = [each for each in self._seats.holders() if each.phase is Phase.RUNNING]
-            if len(running) < 2:
+            holders = self._seats.holders()
+            victim = victim_of(each for each in holders if each.phase is Phase.RUNNING)
+            if victim is None:
                 break
-            placement.preempt(in_order(running)[-1], now)
+            placement.preempt(victim, now)
             decode = decode[self._seats.runs[decode]]
         needy = in_order(self._seats.sequence(seat) for seat in decode[needs].tolist())
         left_out = [each.seat_held for each in needy[placement.blocks.free_count :]]

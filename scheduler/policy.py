@@ -67,6 +67,12 @@ def headroom(seated_count: int) -> int:
     return seated_count
 
 
+def victim_of(running: Iterable[Sequence]) -> Sequence | None:
+    """Who gives way when blocks run short: the last in order; None if only the first is left."""
+    ordered = in_order(running)
+    return ordered[-1] if len(ordered) > 1 else None
+
+
 def in_order(sequences: Iterable[Sequence]) -> list[Sequence]:
     """First come the higher priority, then the earlier arrival."""
     return sorted(sequences, key=lambda sequence: sequence.order)

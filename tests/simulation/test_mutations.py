@@ -167,7 +167,7 @@ def simulate_all(seeds: range) -> None:
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.__name__)
 def test_a_broken_core_is_caught(mutation: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation(monkeypatch)
-    with pytest.raises((AssertionError, IndexError, ValueError)):
+    with pytest.raises(AssertionError):
         simulate_all(range(SEED_COUNT))
 
 

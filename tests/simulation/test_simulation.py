@@ -16,7 +16,7 @@ import pytest
 from gapless.protos.messages import FinishReason
 from gapless.protos.reasons import Reason
 from tests.simulation.ledger import FAILURES, REFUSALS
-from tests.simulation.world import Profile, simulate
+from tests.simulation.world import Profile, World, simulate
 
 SEED_COUNT = int(os.environ.get("GAPLESS_SIMULATION_SEEDS", "1"))
 POOLS = {
@@ -84,13 +84,15 @@ def test_everything_that_can_happen_does_happen() -> None:
 
 
 def test_many_rows_with_invariants_checked(record_property: Callable[[str, object], None]) -> None:
+    world = World(FAST, seed=0)
     began = time.process_time()
-    world = simulate(FAST, 0)
+    world.run()
     steps_per_second = world.step_count / (time.process_time() - began)
     record_property("steps_per_second", round(steps_per_second))
     print(
         f"{steps_per_second:.0f} steps/s of CPU time, {world.row_count / world.step_count:.1f} rows"
     )
+    world.ledger.judge()
     assert world.step_count >= 3000, world.step_count
     assert world.row_count >= 32 * world.step_count, world.row_count / world.step_count
     assert world.ledger.outcomes[Reason.QUEUE_FULL.name] < 400, world.ledger.outcomes

@@ -83,6 +83,7 @@ def simulate(profile: Profile, seed: int) -> World:
     world = World(profile, seed)
     try:
         world.run()
+        world.ledger.judge()
     except BaseException as error:
         error.add_note(f"seed {seed}, after {world.step_count} steps of {profile}")
         raise
@@ -132,7 +133,6 @@ class World:
             self.advance_step()
         assert self.core.is_idle, f"{self.core.stats(self.now)} after the faults have ceased"
         self.check_at_rest()
-        self.ledger.judge()
 
     def turn(self) -> None:
         """Something happens, and a step goes on."""

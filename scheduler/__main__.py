@@ -23,6 +23,7 @@ from gapless.scheduler.gateways import Gateways
 from gapless.scheduler.loop import Loop
 from gapless.scheduler.options import Options
 from gapless.scheduler.signals import Signals
+from gapless.scheduler.step_log import StepLog
 
 log = logging.getLogger("gapless.scheduler")
 
@@ -44,23 +45,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             os.close(lock)
     except (OSError, zmq.ZMQError) as error:
-        log.error("cannot start in the run folder %s: %s", chosen.run_folder, error)
+        log.error("cannot serve in the run folder %s: %s", chosen.run_folder, error)
         return EXIT_NOT_STARTED
 
 
 def _serve(chosen: Options, signals: Signals) -> int:
+    step_log = None if chosen.step_log is None else StepLog(chosen.step_log)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         gateways = Gateways(context, chosen.run_folder)
         executors = Executors(context, chosen.run_folder)
         try:
-            loop = Loop(chosen, gateways, executors, signals)
+            loop = Loop(chosen, gateways, executors, signals, step_log)
             log.info("bound in %s", chosen.run_folder)
             _announce(chosen.ready_fd)
             return loop.run()
         finally:
             executors.close(LINGER_MS)
             gateways.close(LINGER_MS)
+            if step_log is not None:
+                step_log.save()
     finally:
         context.term()
 

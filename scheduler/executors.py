@@ -9,6 +9,7 @@ epoch. Knows nothing of requests. Called by `loop`. ::
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -106,15 +107,21 @@ class Executors:
         memory = rendezvous.open_region(path, layout.size_bytes)
         self._results = ResultSlots(layout, memoryview(memory))
 
-    def publish(self, frame: Frame) -> None:
-        """Writes a step's assignments and its frame, then says so."""
+    def publish(self, frame: Frame) -> int:
+        """Writes a step's assignments and its frame, then says so.
+
+        Returns when it stood in its slot, CLOCK_MONOTONIC in nanoseconds: a moment before the word
+        left, because the executor may have acted on it before we know that it has.
+        """
         assert self._frames is not None, "no slots"
         assert self._table is not None, "no seat table"
         assert self._peer is not None, "no executor"
         frame.check()
         apply_assignments(self._table, frame.assignments)
         self._frames.write(frame)
+        published_ns = time.monotonic_ns()
         self.send(self._peer, StepReady(frame.epoch, frame.step))
+        return published_ns
 
     def result(self, word: StepDone) -> Result:
         """The result that a word announced: views on its slot."""

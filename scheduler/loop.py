@@ -57,6 +57,7 @@ from gapless.scheduler.options import Options
 from gapless.scheduler.rest import Rest
 from gapless.scheduler.routers import PeerId
 from gapless.scheduler.signals import Signals
+from gapless.scheduler.step_log import StepLog
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +81,15 @@ class Loop:
     """One scheduler, from bound sockets to its end."""
 
     def __init__(
-        self, options: Options, gateways: Gateways, executors: Executors, signals: Signals
+        self,
+        options: Options,
+        gateways: Gateways,
+        executors: Executors,
+        signals: Signals,
+        step_log: StepLog | None = None,
     ) -> None:
         self._options = options
+        self._step_log = step_log
         self._gateways = gateways
         self._executors = executors
         self._signals = signals
@@ -150,7 +157,9 @@ class Loop:
             frame = core.build(time.monotonic())
             if frame is None:
                 return
-            self._executors.publish(frame)
+            published_ns = self._executors.publish(frame)
+            if self._step_log is not None:
+                self._step_log.published(frame, published_ns)
 
     def _tell(self, now: float) -> None:
         """Sends what changed, and writes down what ended."""
@@ -221,7 +230,10 @@ class Loop:
             return
         match word:
             case StepDone():
-                self._core.result(now, self._executors.result(word))
+                result = self._executors.result(word)
+                self._core.result(now, result)
+                if self._step_log is not None:
+                    self._step_log.taken(result, now)
                 if self._ending is None:
                     self._build(self._core)
             case ExecutorReady():
@@ -329,6 +341,8 @@ class Loop:
             self._gateways.send(now, gateway, Update(events=(refusal,)))
             return
         assert self._core is not None
+        if self._step_log is not None and self._core.is_idle:
+            self._step_log.work_arrived(now)
         self._journal.begin(now, gateway, word)
         self._core.submit(now, gateway, word)
 

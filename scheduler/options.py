@@ -34,6 +34,8 @@ class Options:
     chunk_tokens_max: int | None = None
     """None: as many as a step takes."""
     drain_timeout_s: float = 60.0
+    step_log: Path | None = None
+    """Where the stamps of all steps are written at the end; see `protos.step_log`."""
     ready_fd: int | None = None
     """Where the line ``ready`` goes once the sockets are bound."""
 
@@ -71,6 +73,7 @@ def parse(arguments: Sequence[str]) -> Options:
     add("--step-tokens-max", type=_count(1), help="most input tokens of a step")
     add("--chunk-tokens-max", type=_count(1), help="most input tokens of one prompt in a step")
     add("--drain-timeout-s", type=_seconds, help="how long SIGTERM lets requests run")
+    add("--step-log", type=Path, metavar="FILE", help="write every step's stamps there at the end")
     add("--ready-fd", type=_count(0), help="inherited descriptor for the line 'ready'")
     parser.set_defaults(**{name: defaults[name] for name in defaults if name != "run_folder"})
     options = Options(**vars(parser.parse_args(arguments)))

@@ -28,6 +28,7 @@ def test_every_option_has_a_flag() -> None:
         "step_tokens_max": 6,
         "chunk_tokens_max": 5,
         "drain_timeout_s": 0.5,
+        "step_log": "/l.npy",
         "ready_fd": 7,
     }
     assert set(chosen) == {field.name for field in dataclasses.fields(Options)}
@@ -37,7 +38,7 @@ def test_every_option_has_a_flag() -> None:
         for text in (f"--{name.replace('_', '-')}", str(value))
     ]
     parsed = dataclasses.asdict(options.parse(flags))
-    assert parsed == {**chosen, "run_folder": Path("/r")}
+    assert parsed == {**chosen, "run_folder": Path("/r"), "step_log": Path("/l.npy")}
 
 
 @pytest.mark.parametrize(

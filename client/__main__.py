@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,7 +18,11 @@ from gapless.client.options import make_parser
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; usage errors leave as SystemExit(2)."""
-    parsed = make_parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] == ["bench"]:
+        # A program of its own, with packages that a client need not have.
+        os.execv(sys.executable, (sys.executable, "-m", "gapless.bench", *words[1:]))
+    parsed = make_parser().parse_args(words)
     try:
         return _run(parsed)
     except KeyboardInterrupt:

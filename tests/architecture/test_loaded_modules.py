@@ -29,6 +29,15 @@ FORBIDDEN: Final = {
         "gapless.executor",
         "gapless.client",
     ),
+    "gapless.bench.__main__": (
+        "torch",
+        "grpc",
+        "transformers",
+        "gapless.gateway",
+        "gapless.scheduler",
+        "gapless.executor",
+        "gapless.client",
+    ),
     "gapless.client.__main__": (
         "torch",
         "transformers",

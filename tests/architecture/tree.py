@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
-ROOMS: Final = ("protos", "gateway", "scheduler", "executor", "client")
+ROOMS: Final = ("protos", "gateway", "scheduler", "executor", "client", "bench")
 
 
 def sources(folder: str) -> list[Path]:

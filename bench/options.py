@@ -1,0 +1,137 @@
+"""The command line of ``gapless bench``, as one frozen value.
+
+Owns names, defaults and limits. Called by `__main__`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+DEVICES: Final = ("auto", "cpu", "cuda")
+READ_BANDWIDTH_TB_S: Final = 4.39
+"""Measured on one H200."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """One benchmark."""
+
+    model: str
+    device: str
+    dtype: str
+    attention: str
+    batch: int
+    prompt: int
+    new: int
+    mixed: int | None
+    """Requests of the mixed work, instead of `batch`."""
+    requests_file: Path | None
+    depth: tuple[int, ...]
+    repeats: int
+    warm_up: bool
+    running_max: int | None
+    token_max: int | None
+    executor_args: tuple[str, ...]
+    scheduler_args: tuple[str, ...]
+    start_timeout_s: float
+    read_bandwidth_tb_s: float
+    json: Path | None
+    raw: Path | None
+    trace: Path | None
+    trace_steps: int
+    system_name: str
+    run_id: str | None
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Reads a command line.
+
+    Raises:
+        SystemExit: it is wrong (status 2) or asks for help (status 0).
+    """
+    parser = argparse.ArgumentParser(
+        prog="gapless bench",
+        description="Measures scheduler and executor with the same work at each depth.",
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="a model folder, or preset:NAME with random weights")
+    add("--depth", type=_depths, default="1,2", metavar="LIST", help="1 is synchronous")
+    add("--repeats", type=_count, default=1, metavar="N", help="at each depth")
+    add("--warm-up", action=argparse.BooleanOptionalAction, default=True, help="every row count")
+    _add_work(parser.add_argument_group("work: all requests are there at the start"))
+    _add_server(parser.add_argument_group("server"))
+    group = parser.add_argument_group("results")
+    add = group.add_argument
+    add("--json", type=Path, metavar="FILE", help="write one object a measured run")
+    add("--raw", type=Path, metavar="FOLDER", help="keep step logs and the processes' logs")
+    add("--trace", type=Path, metavar="FILE", help="Chrome/Perfetto trace of the last steps")
+    add("--trace-steps", type=_count, default=200, metavar="N", help="of each depth")
+    add("--system-name", default="gapless", metavar="NAME", help="how the results name it")
+    add("--run-id", metavar="ID", help="the same for all that is measured together")
+    add(
+        "--read-bandwidth-tb-s",
+        type=float,
+        default=READ_BANDWIDTH_TB_S,
+        metavar="X",
+        help="of the GPU's memory, for the floor",
+    )
+    return Options(**vars(parser.parse_args(arguments)))
+
+
+def _add_work(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--batch", type=_count, default=32, metavar="N", help="requests")
+    add("--prompt", type=_count, default=256, metavar="N", help="tokens each")
+    add("--new", type=_count, default=512, metavar="N", help="tokens each")
+    others = group.add_mutually_exclusive_group()
+    others.add_argument(
+        "--mixed",
+        type=_count,
+        nargs="?",
+        const=1000,
+        metavar="N",
+        help="instead: N requests (1000), prompts 128-896, outputs 64-448, at most 256 running",
+    )
+    others.add_argument(
+        "--requests-file",
+        type=Path,
+        metavar="FILE",
+        help='instead: lines {"prompt": COUNT or [IDS], "new": COUNT}',
+    )
+
+
+def _add_server(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--device", choices=DEVICES, default="auto", help="auto: the GPU if there is one")
+    add("--dtype", default="auto", help="of the weights")
+    add("--attention", default="auto", help="on a GPU")
+    add("--running-max", type=_count, metavar="N", help="default: what the work says")
+    add("--token-max", type=_count, metavar="N", help="default: all prompts, at most 8192")
+    add("--executor-args", type=_words, default="", metavar="TEXT", help="more flags, as one text")
+    add("--scheduler-args", type=_words, default="", metavar="TEXT", help="likewise")
+    add("--start-timeout-s", type=float, default=600.0, metavar="S")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value < 2**31:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def _depths(text: str) -> tuple[int, ...]:
+    depths = tuple(int(part) for part in text.split(","))
+    if not set(depths) <= {1, 2} or len(set(depths)) != len(depths):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of 1, 2, 1,2 and 2,1")
+    return depths
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(shlex.split(text))

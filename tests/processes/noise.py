@@ -15,6 +15,7 @@ DEPTH_MAX = 5
 ITEM_COUNT_MAX = 4
 FIELD_CHANCE = 0.3
 CHANGED_BYTES_MAX = 4
+STAY_CHANCE = 0.2
 
 INTEGERS = (0, 1, 2, 7, 100, 2**16, 2**31 - 1)
 SIGNED = (*INTEGERS, -1, -(2**31))
@@ -43,6 +44,28 @@ class Noise:
         for _ in range(self._draw.randint(1, CHANGED_BYTES_MAX) if wire else 0):
             changed[self._draw.randrange(len(changed))] = self._draw.randrange(256)
         return bytes(changed)
+
+    def one_field_changed(self, message: Message) -> Message:
+        """A copy with one field, at any depth, of a value in or out of its range."""
+        changed = type(message)()
+        changed.CopyFrom(message)
+        target: Message = changed
+        while nested := [
+            field.name
+            for field in target.DESCRIPTOR.fields
+            if field.message_type is not None
+            and not field.is_repeated
+            and target.HasField(field.name)
+        ]:
+            if self._draw.random() < STAY_CHANCE:
+                break
+            target = getattr(target, self._draw.choice(nested))
+        fields = [*target.DESCRIPTOR.fields]
+        if fields:
+            field = self._draw.choice(fields)
+            target.ClearField(field.name)
+            self._fill(target, field, depth=0)
+        return changed
 
     def message(self, descriptor: Descriptor, depth: int = 0) -> Message:
         """Each field set or not, to values in and out of its range."""

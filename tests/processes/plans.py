@@ -8,7 +8,7 @@ from tests.processes.server import Plan
 
 TINY_CONTEXT_LENGTH = 1024
 TINY_ROW_COUNT = 16
-TINY_BLOCK_COUNT = 60
+TINY_BLOCK_COUNT = 40
 DEMO_CONTEXT_LENGTH = 2304
 """Of the model's 8192: two prompts of the whole context are computed on two cores."""
 
@@ -16,7 +16,7 @@ DEMO_CONTEXT_LENGTH = 2304
 def tiny_plan(folder: Path, gateway_count: int, block_count: int = TINY_BLOCK_COUNT) -> Plan:
     """Limits so small that requests queue, prefill in chunks and preempt each other.
 
-    A sequence of 45 prompt and 24 new tokens takes 5 blocks, and 16 of those run in 60 blocks.
+    A sequence of 45 prompt and 24 new tokens takes 5 blocks, and 16 of those would need 80 blocks.
     """
     return Plan(
         model_folder=folder,

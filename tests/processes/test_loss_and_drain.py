@@ -91,9 +91,7 @@ def test_a_killed_process_ends_the_streams_with_its_name(tiny_folder: Path, vict
                 for request in long_requests(3 * STREAM_COUNT)
             ]
             count = len(readers) + len(waiting)
-            await statistics_when(
-                gateway, lambda now: now.running_requests + now.queued_requests == count
-            )
+            await statistics_when(gateway, lambda now: now.requests_total == count)
             killed.signal(signal.SIGKILL)
             return await asyncio.gather(*readers, *waiting)
 

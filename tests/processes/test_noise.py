@@ -28,7 +28,7 @@ from tests.processes.server import Server
 pytestmark = pytest.mark.processes
 
 ROUND_COUNT = 12
-"""Of four messages to each method."""
+"""Of six messages to each method."""
 RESPONSES_READ_MAX = 20
 PROMPT = [7, 8, 9, 10, 11]
 
@@ -68,12 +68,15 @@ def sample(method: MethodDescriptor) -> Message:
 
 
 def wires(method: MethodDescriptor, seed: int) -> Iterator[bytes]:
-    """Serialised requests: junk, a cut and a damaged valid one, and well-formed nonsense."""
+    """Serialised requests: junk, a valid one cut, damaged and changed, and nonsense."""
     noise = Noise(seed)
-    whole = sample(method).SerializeToString()
+    valid = sample(method)
+    whole = valid.SerializeToString()
     yield noise.junk()
     yield noise.truncated(whole)
     yield noise.damaged(whole)
+    yield noise.one_field_changed(valid).SerializeToString()
+    yield noise.one_field_changed(valid).SerializeToString()
     yield noise.message(method.input_type).SerializeToString()
 
 

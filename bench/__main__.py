@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from gapless.bench import machine, options, report, work
+from gapless.bench import machine, options, report, trace, work
 from gapless.bench.measure import DepthRuns, measure
 from gapless.bench.options import Options
 from gapless.bench.server import ServerError
@@ -78,6 +78,8 @@ def _bench(chosen: Options, model: Model, todo: Work, command: str) -> int:
         rows.extend(report.row_of(origin, chosen, model, todo, runs, run) for run in runs.runs)
     same = _compare(measured, rows)
     print(report.table(rows))
+    if chosen.trace is not None:
+        trace.write(chosen.trace, [each.runs[-1] for each in measured], chosen.trace_steps)
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0 if same else TOKENS_DIFFER

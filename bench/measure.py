@@ -21,6 +21,7 @@ from typing import Final
 
 import numpy as np
 
+from gapless.bench import clock
 from gapless.bench.link import Link, Outcome, check_complete
 from gapless.bench.machine import device_memory_bytes
 from gapless.bench.options import Options
@@ -43,7 +44,11 @@ class Run:
     tokens: list[Tokens]
     """Of each request."""
     steps: Steps
-    """The gate's last step, and behind it those of the run."""
+    """The gate's last step, and behind it those of the run; on the host's clock."""
+    clock_drift_ppm: float
+    """What was corrected for that."""
+    steps_file: Path | None
+    """Where `steps` were kept."""
     preemption_count: int
     cpu_s: dict[str, float]
     """Processor time by process; ``bench`` is the stand-in of a gateway."""
@@ -105,7 +110,10 @@ def measure(options: Options, model: Model, work: Work, depth: int) -> DepthRuns
             peak_resident_bytes=peak,
             device_memory_bytes=memory_bytes,
             executor_log=(logs / "executor.log").read_text(errors="replace"),
-            runs=tuple(_with_steps(depth, each, steps) for each in timed),
+            runs=tuple(
+                _with_steps(depth, each, steps, options.raw and logs / f"run{number}.npy", facts)
+                for number, each in enumerate(timed, 1)
+            ),
         )
 
 
@@ -155,16 +163,25 @@ def _run(link: Link, processes: tuple[Process, Process], work: Work, depth: int)
     )
 
 
-def _with_steps(depth: int, timed: _Timed, steps: Steps) -> Run:
+def _with_steps(
+    depth: int, timed: _Timed, steps: Steps, keep: Path | None, facts: ModelFacts
+) -> Run:
     """Finds the steps of a run: published after the executor went on, and the one before."""
     begin = int(np.searchsorted(steps["published_ns"], timed.resumed_ns))
     end = int(np.searchsorted(steps["published_ns"], timed.ended_ns))
     own = steps[begin - 1 : end]
+    own = own[own["taken_ns"] > 0]
+    drift_ppm = clock.drift_ppm(own) if facts.device.startswith("cuda") else 0.0
+    own = clock.corrected(own, drift_ppm)
+    if keep is not None:
+        np.save(keep, own)
     return Run(
         depth=depth,
         seconds=timed.seconds,
         tokens=timed.tokens,
-        steps=own[own["taken_ns"] > 0],
+        steps=own,
+        clock_drift_ppm=drift_ppm,
+        steps_file=keep,
         preemption_count=timed.preemption_count,
         cpu_s=timed.cpu_s,
     )

@@ -6,6 +6,7 @@ Owns the names in the results. Called by `__main__`.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Sequence
 from typing import Any, Final
@@ -73,6 +74,7 @@ def row_of(
         "peak_resident_bytes": runs.peak_resident_bytes,
         "device_memory_bytes": _peak_memory(runs.executor_log) or runs.device_memory_bytes,
         **_floor(options, model, facts.device, facts.dtype, decode, period_ns),
+        "clock_drift_ppm": round(run.clock_drift_ppm, 3),
         "preemption_count": run.preemption_count,
         "start_s": round(runs.start_s, 2),
         "device": facts.device,
@@ -82,6 +84,7 @@ def row_of(
         "versions": origin.versions,
         "command": origin.command,
         "run_id": origin.run_id,
+        "steps_file": _steps_file(options, run),
     }
 
 
@@ -119,6 +122,13 @@ def _floor(
 
 def _percentile(ns: npt.NDArray[np.int64], percent: float, unit_ns: float) -> float | None:
     return round(float(np.percentile(ns, percent)) / unit_ns, 4) if len(ns) else None
+
+
+def _steps_file(options: Options, run: Run) -> str | None:
+    """As seen from the file of the results."""
+    if options.json is None or run.steps_file is None:
+        return None
+    return os.path.relpath(run.steps_file, options.json.parent)
 
 
 def _attention(executor_log: str) -> str | None:
@@ -185,6 +195,7 @@ def _lines(row: dict[str, Any]) -> list[tuple[str, tuple[str, ...], str]]:
     for name in row["peak_resident_bytes"]:
         lines.append((f"peak memory, GiB: {name}", ("peak_resident_bytes", name), "GiB"))
     lines.append(("device memory in use, GiB", ("device_memory_bytes",), "GiB"))
+    lines.append(("clock drift corrected, millionths", ("clock_drift_ppm",), ".2f"))
     lines.append(("preemptions", ("preemption_count",), ",d"))
     lines.append(("attention", ("attention",), ""))
     return lines

@@ -37,11 +37,12 @@ def left_behind() -> set[Path]:
 
 
 def test_both_depths_are_measured_and_compared(tmp_path: Path) -> None:
-    folder = tiny_model_folder(tmp_path / "model")
+    folder, trace = tiny_model_folder(tmp_path / "model"), tmp_path / "trace.json"
     results, raw, before = tmp_path / "results.json", tmp_path / "raw", left_behind()
     status, out, err = bench(
         *("--model", str(folder), "--device", "cpu", "--batch", "3", "--prompt", "20"),
         *("--new", "12", "--repeats", "2", "--json", str(results), "--raw", str(raw)),
+        *("--trace", str(trace), "--trace-steps", "5"),
     )
     assert status == 0, err
     assert "tokens: equal in all 4 runs" in out
@@ -52,6 +53,9 @@ def test_both_depths_are_measured_and_compared(tmp_path: Path) -> None:
     for row in rows:
         check_row(row)
         assert row["equal_tokens"] == {"requests": 3, "of": 3}
+        assert len(read_step_log(results.parent / row["steps_file"])) == 13
+    names = [event["name"] for event in json.loads(trace.read_text())["traceEvents"]]
+    assert sum(name.startswith("build ") for name in names) == 2 * 5
     for depth in (1, 2):
         steps = read_step_log(raw / f"depth{depth}" / "steps.npy")
         # Two runs and the warm-up, each behind its gate; all prompts fit into one step.

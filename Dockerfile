@@ -19,6 +19,7 @@ COPY gateway /src/gateway
 COPY scheduler /src/scheduler
 COPY executor /src/executor
 COPY client /src/client
+COPY bench /src/bench
 
 FROM ${PYTHON_IMAGE} AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \

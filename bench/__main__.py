@@ -76,31 +76,35 @@ def _bench(chosen: Options, model: Model, todo: Work, command: str) -> int:
             gpu=machine.device_name(runs.facts.device),
         )
         rows.extend(report.row_of(origin, chosen, model, todo, runs, run) for run in runs.runs)
-    same = _compare(measured, rows)
-    print(report.table(rows))
+    lines = _compare(measured, rows)
     if chosen.trace is not None:
+        chosen.trace.parent.mkdir(parents=True, exist_ok=True)
         trace.write(chosen.trace, [each.runs[-1] for each in measured], chosen.trace_steps)
     if chosen.json is not None:
+        chosen.json.parent.mkdir(parents=True, exist_ok=True)
         chosen.json.write_text(json.dumps(rows, indent=1) + "\n")
-    return 0 if same else TOKENS_DIFFER
+    # Files first: whoever reads the table may leave early.
+    print("\n".join([*lines, report.table(rows)]))
+    is_same = all(row["equal_tokens"]["requests"] == len(todo.requests) for row in rows)
+    return 0 if is_same else TOKENS_DIFFER
 
 
-def _compare(measured: Sequence[DepthRuns], rows: Sequence[dict[str, Any]]) -> bool:
-    """Compares every run's tokens with the first one's, and says so in its row."""
+def _compare(measured: Sequence[DepthRuns], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Compares every run's tokens with the first one's, notes it in its row; what to print."""
     runs = [run for depth_runs in measured for run in depth_runs.runs]
-    same = True
+    lines = []
     for run, row in zip(runs, rows, strict=True):
         equal_count, first = report.difference(runs[0], run)
         row["equal_tokens"] = {"requests": equal_count, "of": len(run.tokens)}
         if first is not None:
-            same = False
-            print(
-                f"tokens differ: depth {run.depth} from depth {runs[0].depth}: {equal_count} of"
-                f" {len(run.tokens)} requests are equal, request {first} is not"
+            at = report.first_difference(runs[0].tokens[first], run.tokens[first])
+            lines.append(
+                f"tokens differ: depth {run.depth} from depth {runs[0].depth}: {equal_count} of "
+                f"{len(run.tokens)} requests are equal, request {first} is not from token {at}"
             )
-    if same and len(runs) > 1:
-        print(f"tokens: equal in all {len(runs)} runs, request by request")
-    return same
+    if not lines and len(runs) > 1:
+        lines.append(f"tokens: equal in all {len(runs)} runs, request by request")
+    return lines
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from gapless.bench import bubbles
 from gapless.bench.measure import DepthRuns, Run
 from gapless.bench.options import Options
 from gapless.bench.sizes import DTYPE_BYTES, Model
-from gapless.bench.work import Work
+from gapless.bench.work import Tokens, Work
 from gapless.protos.step_log import Steps
 
 ATTENTION: Final = re.compile(r"attention: ([^;\n]+)")
@@ -147,6 +147,11 @@ def difference(reference: Run, other: Run) -> tuple[int, int | None]:
     """How many requests got equal tokens in both runs, and the first that did not."""
     equal = [np.array_equal(a, b) for a, b in zip(reference.tokens, other.tokens, strict=True)]
     return sum(equal), equal.index(False) if not all(equal) else None
+
+
+def first_difference(a: Tokens, b: Tokens) -> int:
+    """Where two equally long token logs first differ."""
+    return int(np.flatnonzero(a != b)[0])
 
 
 # ------------------------------------------------------------------ for people

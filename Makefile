@@ -6,7 +6,7 @@ STAMP := $(VENV)/set-up.stamp
 MODEL ?= demo
 ARGS ?=
 
-.PHONY: setup demo test serve check stubs sim bench-scheduler clean
+.PHONY: setup demo test serve check stubs sim bench-scheduler bench bench-page clean
 
 setup: $(STAMP)
 
@@ -40,6 +40,14 @@ sim: setup
 # Microseconds a step of core and frame writing.
 bench-scheduler: setup
 	$(BIN)/python -m benchmarks.bench_scheduler $(ARGS)
+
+# Both depths on this machine, through the real processes. make bench ARGS="--model preset:llama-8b --new 8192"
+bench: setup
+	$(BIN)/gapless bench $(if $(ARGS),$(ARGS),--model preset:tiny)
+
+# benchmarks/README.md and its plots, from benchmarks/results.
+bench-page: setup
+	$(BIN)/python -m benchmarks.plot
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Final
 
 DEVICES: Final = ("auto", "cpu", "cuda")
+EXIT_CODES: Final = (
+    "exit codes: 0 measured; 1 a run failed; 2 wrong usage; 4 measured, but some requests got "
+    "other tokens at another depth; 130 interrupted"
+)
 READ_BANDWIDTH_TB_S: Final = 4.39
 """Measured on one H200."""
 
@@ -57,6 +61,7 @@ def parse(arguments: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(
         prog="gapless bench",
         description="Measures scheduler and executor with the same work at each depth.",
+        epilog=EXIT_CODES,
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

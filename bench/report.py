@@ -68,7 +68,8 @@ def row_of(
         "gap_us_max": _percentile(gaps.total_ns, 100, 1e3),
         "bubble_ms": {name: round(ns / 1e6, 3) for name, ns in lost_ns.items()},
         "bubble_share": {name: round(ns / span_ns, 6) for name, ns in lost_ns.items()},
-        "host_us": _host_us(steps, run.depth),
+        "host_us": (host_us := _host_us(steps, run.depth)),
+        "host_path_us": _sum_of_medians(host_us),
         "cpu_s": {name: round(spent, 3) for name, spent in run.cpu_s.items()},
         "cpu_us_per_step": cpu_us,
         "peak_resident_bytes": runs.peak_resident_bytes,
@@ -101,6 +102,17 @@ def _host_us(steps: Steps, depth: int) -> dict[str, dict[str, float | None]]:
         name: {"p50": _percentile(ns, 50, 1e3), "p99": _percentile(ns, 99, 1e3)}
         for name, ns in parts.items()
     }
+
+
+def _sum_of_medians(host_us: dict[str, dict[str, float | None]]) -> float | None:
+    """The whole way from the end of a step to the beginning of the one that its result admits.
+
+    At depth 1 the device waits for all of it, at depth 2 for none as long as a step is longer.
+    None if a part was never seen alone, such as a launch that always found the device busy.
+    """
+    medians = [part["p50"] for part in host_us.values()]
+    seen = [median for median in medians if median is not None]
+    return round(sum(seen), 1) if len(seen) == len(medians) else None
 
 
 def _floor(
@@ -195,6 +207,7 @@ def _lines(row: dict[str, Any]) -> list[tuple[str, tuple[str, ...], str]]:
         label = part.replace("_", " ")
         lines.append((f"host, µs: {label}, p50", ("host_us", part, "p50"), ",.1f"))
         lines.append(("  p99", ("host_us", part, "p99"), ",.1f"))
+    lines.append(("host, µs: all, sum of p50", ("host_path_us",), ",.1f"))
     for name in row["cpu_us_per_step"]:
         lines.append((f"processor time, µs a step: {name}", ("cpu_us_per_step", name), ",.1f"))
     for name in row["peak_resident_bytes"]:

@@ -53,7 +53,12 @@ async def _serve(config: Config, model: ServedModel) -> int:
     if config.ready_fd is not None:
         with os.fdopen(config.ready_fd, "w") as ready:
             ready.write(f"ready {' '.join(gateway.addresses)}\n")
-    return await gateway.run()
+    code = await gateway.run()
+    # Decided: a signal that comes while the interpreter shuts down must not change it.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+    return code
 
 
 if __name__ == "__main__":

@@ -11,7 +11,11 @@ from tests.cases.runner import run_case
 from tests.processes.calls import connect
 from tests.processes.server import Server
 
-pytestmark = [pytest.mark.processes, pytest.mark.model]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.model,
+    pytest.mark.timeout(400),  # the first one may fetch and convert the model
+]
 
 FILE = load()
 

@@ -11,7 +11,11 @@ from tests.processes.calls import connect, generate_all, request_of
 from tests.processes.reference import Reference
 from tests.processes.server import Server
 
-pytestmark = [pytest.mark.processes, pytest.mark.model]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.model,
+    pytest.mark.timeout(400),  # the first one may fetch and convert the model
+]
 
 NEW_TOKENS = 24
 GAP_MIN = 1e-3

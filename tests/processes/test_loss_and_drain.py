@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -16,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gapless.protos import inference_pb2
 from tests.processes.calls import (
     CALL_LIMIT_S,
+    Gateway,
     Reply,
     connect,
     generate,
@@ -34,6 +37,7 @@ STREAM_COUNT = 6
 BLOCK_COUNT = 300
 PROMPT = list(range(5, 25))
 LOST_EXIT_CODE = 3
+FORCED_EXIT_CODE = 130
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -42,8 +46,11 @@ def long_requests(count: int) -> list[inference_pb2.GenerateRequest]:
     return [request_of(PROMPT, LONG_TOKENS) for _ in range(count)]
 
 
-async def drain(server: Server, gateway_index: int, child: Child, reference: Reference) -> None:
-    """Ends `child` under streams of a gateway: health first, then every last token."""
+@asynccontextmanager
+async def draining(
+    server: Server, gateway_index: int, child: Child
+) -> AsyncIterator[tuple[Gateway, list[asyncio.Task[Reply]]]]:
+    """Streams of a gateway that run while `child` has been asked to end, which health shows."""
     address = server.addresses[gateway_index]
     async with (
         connect(address, server.admin_addresses[gateway_index]) as gateway,
@@ -57,16 +64,33 @@ async def drain(server: Server, gateway_index: int, child: Child, reference: Ref
         child.signal(signal.SIGTERM)
         assert (await health.read()).status == NOT_SERVING
         assert not any(reader.done() for reader in readers)
+        yield gateway, readers
+        health.cancel()
+
+
+async def drain(server: Server, gateway_index: int, child: Child, reference: Reference) -> None:
+    """Lets `child` end in its own time: it admits nothing and delivers every last token."""
+    async with draining(server, gateway_index, child) as (gateway, readers):
         refused = await generate(gateway, request_of(PROMPT, 1))
         assert (refused.code, refused.reason) == ("UNAVAILABLE", "DRAINING")
         replies = await asyncio.gather(*readers)
-        health.cancel()
     for reply in replies:
         reply.check()
         assert reply.finish == "MAX_NEW_TOKENS"
         assert len(reply.token_ids) == LONG_TOKENS
         assert reply.text == reference.text(reply.token_ids)
     assert child.wait() == 0
+
+
+async def force(server: Server, gateway_index: int, child: Child) -> None:
+    """Has no patience with `child`: a second signal, and it ends at once."""
+    async with draining(server, gateway_index, child) as (_, readers):
+        child.signal(signal.SIGTERM)
+        replies = await asyncio.gather(*readers)
+    for reply in replies:
+        assert reply.code == "UNAVAILABLE", reply.failure
+        assert len(reply.token_ids) < LONG_TOKENS
+    assert child.wait() == FORCED_EXIT_CODE
 
 
 def test_a_drain_delivers_every_last_token(tiny_folder: Path, tiny_reference: Reference) -> None:
@@ -79,6 +103,15 @@ def test_a_drain_delivers_every_last_token(tiny_folder: Path, tiny_reference: Re
         # is not ours to say.
         server.gateways[1].signal(signal.SIGTERM)
         assert server.gateways[1].wait() in (0, LOST_EXIT_CODE)
+
+
+def test_a_second_signal_ends_a_process_at_once(tiny_folder: Path) -> None:
+    with serve(tiny_plan(tiny_folder, 2, BLOCK_COUNT)) as server:
+        asyncio.run(force(server, 0, server.gateways[0]))
+        asyncio.run(force(server, 1, server.scheduler))
+        assert server.gateways[1].wait() == LOST_EXIT_CODE
+        # It may have been told to stop, or have found the scheduler gone.
+        assert server.executor.wait() in (0, LOST_EXIT_CODE)
 
 
 @pytest.mark.parametrize("victim", ["executor", "scheduler"])

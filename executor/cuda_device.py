@@ -47,11 +47,8 @@ class _Slot:
 
     frame_bytes: Tensor
     """uint8, the whole step slot."""
-    tokens: Tensor
-    """int32 ``[row_max]``, in the result slot; so are the faults."""
-    faults: Tensor
-    stamps: Tensor
-    """int64 ``[STAMP_COUNT]``, pinned memory of this process."""
+    landing: Tensor
+    """int32, in the result slot: where stamps, tokens and faults land in one piece."""
     staged: torch.cuda.Event
     computed: torch.cuda.Event
     landed: torch.cuda.Event
@@ -97,12 +94,9 @@ class CudaDevice(Device):
         frame_bytes = frames.slot_bytes(slot)
         self._pinned.register(frame_bytes)
         self._pinned.register(results.slot_bytes(slot))
-        tokens, faults = results.columns(slot)
         return _Slot(
             frame_bytes=torch.from_numpy(frame_bytes),
-            tokens=torch.from_numpy(tokens),
-            faults=torch.from_numpy(faults),
-            stamps=torch.zeros(STAMP_COUNT, dtype=torch.int64, pin_memory=True),
+            landing=torch.from_numpy(results.landing(slot)),
             staged=torch.cuda.Event(),
             computed=torch.cuda.Event(),
             landed=torch.cuda.Event(blocking=True),
@@ -131,25 +125,21 @@ class CudaDevice(Device):
         frame = self._regions.frames.read(self._epoch, step)
         frame.check()
         self._check_carry(frame)
-        if self._step.is_captured(frame):
-            self._capture(slot_index, frame.row_count, frame.features)
+        self._make_ready(frame, slot_index)
         slot = self._slots[slot_index]
-        with torch.inference_mode():
-            with torch.cuda.stream(self._h2d):
-                # A capture may have cleared the header on the compute stream.
-                self._h2d.wait_event(slot.computed)
-                self._upload(frame, slot_index)
-                self._step.plan(frame)
-                slot.staged.record()
+        with torch.inference_mode(), torch.cuda.stream(self._h2d):
+            self._upload(frame, slot_index)
+            self._step.plan(frame)
+            slot.staged.record(self._h2d)
             accepted_ns = time.monotonic_ns()
-            with torch.cuda.stream(self._compute):
-                self._compute.wait_event(slot.staged)
-                self._step.run(frame)
-                slot.computed.record()
-            with torch.cuda.stream(self._d2h):
-                self._d2h.wait_event(slot.computed)
-                self._download(frame.row_count, slot_index)
-                slot.landed.record()
+            torch.cuda.set_stream(self._compute)
+            self._compute.wait_event(slot.staged)
+            self._step.run(frame)
+            slot.computed.record(self._compute)
+            torch.cuda.set_stream(self._d2h)
+            self._d2h.wait_event(slot.computed)
+            slot.landing.copy_(self._step.slots[slot_index].results, non_blocking=True)
+            slot.landed.record(self._d2h)
         self._last_step, self._last_row_count = step, frame.row_count
         self._in_flight += 1
         self._pending.put(_Pending(step, frame.row_count, accepted_ns))
@@ -163,11 +153,15 @@ class CudaDevice(Device):
             end = begin + 12 * len(frame.assignments)
             target[begin:end].copy_(source[begin:end], non_blocking=True)
 
-    def _download(self, row_count: int, slot_index: int) -> None:
-        memory, slot = self._step.slots[slot_index], self._slots[slot_index]
-        slot.tokens[:row_count].copy_(memory.sampled[:row_count], non_blocking=True)
-        slot.faults[:row_count].copy_(memory.faults[:row_count], non_blocking=True)
-        slot.stamps.copy_(memory.stamps, non_blocking=True)
+    def _make_ready(self, frame: Frame, slot_index: int) -> None:
+        """Captures the graphs of a shape that is new; takes some ten milliseconds, once."""
+        if not self._step.is_captured(frame):
+            return
+        row_count, features = frame.row_count, frame.features
+        if not self._step.is_ready(slot_index, row_count, features):
+            self._capture(slot_index, row_count, features)
+            # Warm-up clears the slot's header on the compute stream; the upload comes after it.
+            self._h2d.wait_stream(self._compute)
 
     def _check_carry(self, frame: Frame) -> None:
         carry_max = int(frame.rows.carry_row.max())
@@ -214,13 +208,16 @@ class CudaDevice(Device):
     def _land(self, pending: _Pending) -> None:
         slot = self._slots[pending.step % SLOT_COUNT]
         slot.landed.synchronize()
-        started_ns, finished_ns = (slot.stamps.numpy() + self._clock_offset_ns).tolist()
+        landing = slot.landing.numpy()
+        stamps = landing[: 2 * STAMP_COUNT].view(np.int64) + self._clock_offset_ns
+        started_ns, finished_ns = stamps.tolist()
+        tokens, faults = landing[2 * STAMP_COUNT :].reshape(2, -1)
         self._regions.results.write(
             Result(
                 epoch=self._epoch,
                 step=pending.step,
-                tokens=slot.tokens[: pending.row_count].numpy(),
-                faults=slot.faults[: pending.row_count].numpy(),
+                tokens=tokens[: pending.row_count],
+                faults=faults[: pending.row_count],
                 accepted_ns=pending.accepted_ns,
                 started_ns=started_ns,
                 finished_ns=finished_ns,

@@ -70,10 +70,13 @@ class SlotMemory:
         )
         self.tokens = words[layout.tokens_at // 4 : layout.assignments_at // 4].view(-1, 2)
         self.assignments = words[layout.assignments_at // 4 :].view(-1, 3)
-        self.sampled = torch.zeros(layout.row_max, dtype=torch.int32, device=device)
-        """Tokens of the step; the next step carries over from here."""
-        self.faults = torch.zeros(layout.row_max, dtype=torch.int32, device=device)
-        self.stamps = torch.zeros(STAMP_COUNT, dtype=torch.int64, device=device)
+        # What the host gets, in one piece: stamps, tokens, faults, as `ResultSlots.landing` has it.
+        self.results = torch.zeros(
+            2 * STAMP_COUNT + 2 * layout.row_max, dtype=torch.int32, device=device
+        )
+        self.stamps = self.results[: 2 * STAMP_COUNT].view(torch.int64)
+        self.sampled, self.faults = self.results[2 * STAMP_COUNT :].view(2, layout.row_max)
+        """Tokens of the step (the next step carries over from here) and faults, ``[row_max]``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,6 +124,7 @@ class CudaStep:
         self._logits = torch.zeros(
             layout.row_max, model.shape.vocab_size, dtype=model.shape.dtype, device=device
         )
+        self._ones = np.ones(layout.row_max, dtype=np.int64)
         self._memory_pool = torch.cuda.graph_pool_handle()
         self._forward_graphs: dict[tuple[int, int], _Graphs] = {}
         self._sample_graphs: dict[tuple[int, int, Features], torch.cuda.CUDAGraph] = {}
@@ -146,6 +150,10 @@ class CudaStep:
             and len(frame.assignments) <= CAPTURED_ASSIGNMENTS_PER_ROW * self._layout.row_max
         )
 
+    def is_ready(self, slot: int, row_count: int, features: Features) -> bool:
+        """Whether the graphs of such a step are there."""
+        return (slot, self.bucket(row_count), features) in self._sample_graphs
+
     def capture(self, slot: int, row_count: int, features: Features) -> None:
         """Makes the graphs that such a step needs, if they are not there (none without a kernel).
 
@@ -157,8 +165,7 @@ class CudaStep:
         if (slot, bucket) not in self._forward_graphs:
             self.slots[slot].header.zero_()  # no real row: warm-up touches scratch only
             attention = self._attention(bucket, bucket, captured=True)
-            ones = np.ones(bucket, dtype=np.int64)
-            attention.plan(ones, ones)
+            attention.plan(self._ones[:bucket], self._ones[:bucket])
             self._forward_padded(slot, bucket, attention)
             graph = _captured(
                 self._memory_pool, lambda: self._forward_padded(slot, bucket, attention)
@@ -176,17 +183,16 @@ class CudaStep:
     def plan(self, frame: Frame) -> None:
         """Prepares the attention of `frame` on the host; copies go to the current stream."""
         slot = frame.step % SLOT_COUNT
-        queries = frame.rows.query_length.astype(np.int64)
-        contexts = frame.rows.context_length.astype(np.int64)
+        rows = frame.rows
         if not self.is_captured(frame):
-            self._loose[slot].plan(queries, contexts)
+            self._loose[slot].plan(
+                rows.query_length.astype(np.int64), rows.context_length.astype(np.int64)
+            )
             return
         bucket = self.bucket(frame.row_count)
-        padding = (0, bucket - frame.row_count)
-        self._forward_graphs[slot, bucket].attention.plan(
-            np.pad(queries, padding, constant_values=1),
-            np.pad(contexts, padding, constant_values=1),
-        )
+        contexts = np.ones(bucket, dtype=np.int64)
+        contexts[: frame.row_count] = rows.context_length
+        self._forward_graphs[slot, bucket].attention.plan(self._ones[:bucket], contexts)
 
     def run(self, frame: Frame) -> None:
         """Enqueues the step on the current stream; the slot's memory holds the frame by then."""

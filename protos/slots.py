@@ -8,7 +8,7 @@ region. Step N uses slot N % 2 of both. A slot of fixed layout, all words little
                  tokens        token_max pairs of int32 (token id, position)
                  assignments   assignment_max triples of int32 (seat, word, value)
 
-    result slot  header        HEADER_WORDS int64: magic, epoch, step, row_count, three stamps
+    result slot  header        HEADER_WORDS int64, see `ResultHeader`
                  tokens        row_max int32: the token sampled for each row
                  faults        row_max int32, see `RowFault`
 
@@ -349,9 +349,13 @@ class ResultSlots:
         """A whole slot, uint8 ``[layout.slot_bytes]``: what a device pins."""
         return _slot_bytes(self._region, slot, self.layout.slot_bytes)
 
-    def columns(self, slot: int) -> tuple[Int32s, Int32s]:
-        """Tokens and faults of a slot, int32 ``[row_max]`` each: what a device copies to."""
-        return self._tokens[slot], self._faults[slot]
+    def landing(self, slot: int) -> Int32s:
+        """What a device copies to in one piece, int32: raw stamps, tokens, faults.
+
+        The stamps (two int64 of the device's own timer) take the last two words of the header.
+        """
+        offset = slot * self.layout.slot_bytes + self.layout.tokens_at - 16
+        return np.frombuffer(self._region, np.int32, 4 + 2 * self.layout.row_max, offset)
 
     def write(self, result: Result) -> None:
         """Puts `result` into slot ``step % 2``. The caller was released by frame step + 2."""

@@ -307,8 +307,8 @@ def test_a_device_sees_the_same_memory() -> None:
     layout = ResultLayout(row_max=2)
     results = ResultSlots(layout, bytearray(layout.size_bytes))
     results.write(a_result(2, [5, 6], [0, 0]))
-    tokens, faults = results.columns(0)
-    assert (tokens.tolist(), faults.tolist()) == ([5, 6], [0, 0])
-    tokens[1] = 9
+    landing = results.landing(0)
+    assert landing.tolist() == [0, 0, 0, 0, 5, 6, 0, 0], "two stamps, tokens, faults"
+    landing[5] = 9
     assert results.read(EPOCH, StepNumber(2)).tokens.tolist() == [5, 9]
     assert len(results.slot_bytes(1)) == layout.slot_bytes

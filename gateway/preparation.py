@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gapless.gateway import failures
 from gapless.gateway.failures import Failure, Violation
@@ -47,15 +47,27 @@ class Preparation:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
 
     async def run(self, work: Callable[[], _T]) -> _T:
-        """Runs `work` in a thread. Raises Failure if too many wait already."""
+        """Runs `work` in a thread. Raises Failure if too many wait already.
+
+        Work whose caller has gone is not begun, but holds its place until a thread comes to it:
+        its request is in memory until then, so callers who come and go cannot pile them up.
+        """
         if self._preparing >= self._preparing_max:
             raise Failure(
                 Reason.QUEUE_FULL, f"{self._preparing} requests wait to be tokenised already"
             )
+        wanted = True
         self._preparing += 1
-        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        future = asyncio.get_running_loop().run_in_executor(
+            self._pool, lambda: work() if wanted else None
+        )
         future.add_done_callback(self._done)
-        return await future
+        try:
+            prepared = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            wanted = False
+            raise
+        return cast(_T, prepared)
 
     async def prepare(self, prompt: PromptRequest, *, with_offsets: bool = False) -> Prepared:
         """Renders and tokenises; the result may have no tokens.

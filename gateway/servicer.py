@@ -5,6 +5,8 @@ Must not know: sockets, processes. Called by grpc.aio, behind `boundary.Boundary
 
 from __future__ import annotations
 
+import json
+import logging
 from typing import Any, Final
 
 from gapless.gateway import failures
@@ -25,6 +27,8 @@ from gapless.protos import inference_pb2, inference_pb2_grpc
 
 RESPONSE_BYTES_MAX: Final = 1 << 20
 """No server message is larger, so that a client with stock limits always works."""
+
+_LOG = logging.getLogger("gapless.gateway")
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -56,6 +60,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Ends requests by id, at whichever gateway their streams are."""
         validate_cancel(request)
         live = await self._link.cancel_by_id(TENANT, tuple(dict.fromkeys(request.request_ids)))
+        _LOG.info("cancel %s", json.dumps({"request_ids": live, "reason": request.reason}))
         return inference_pb2.CancelGenerateResponse(cancelled_request_ids=live)
 
     async def Tokenize(  # noqa: N802

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,11 @@ def test_deadline_of_the_server_holds_where_the_client_sets_none() -> None:
     asyncio.run(scenario())
 
 
-def test_cancel_generate_ends_streams_well_at_any_gateway(tmp_path: Path) -> None:
+def test_cancel_generate_ends_streams_well_at_any_gateway(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gapless.gateway")
+
     async def scenario() -> None:
         scheduler = FakeScheduler(tmp_path, facts(REVISION, VOCAB_SIZE))
         try:
@@ -130,6 +135,11 @@ def test_cancel_generate_ends_streams_well_at_any_gateway(tmp_path: Path) -> Non
             scheduler.close()
 
     asyncio.run(scenario())
+    said = [line for line in caplog.messages if line.startswith("cancel ")]
+    assert said == [
+        'cancel {"request_ids": ["x:1"], "reason": "test"}',
+        'cancel {"request_ids": [], "reason": "test"}',
+    ]
 
 
 def test_cancel_generate_checks_its_request() -> None:

@@ -90,9 +90,14 @@ async def running(*, ready: bool = True, **settings: Any) -> AsyncIterator[Runni
 
 @contextlib.asynccontextmanager
 async def gateway_at(
-    run_folder: Path, scheduler: FakeScheduler, *, ready: bool = True, **settings: Any
+    run_folder: Path,
+    scheduler: FakeScheduler,
+    *,
+    ready: bool = True,
+    model: ServedModel | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
-    """A gateway beside a scheduler that stands already."""
+    """A gateway beside a scheduler that stands already; it serves the tiny model unless told."""
     defaults: dict[str, Any] = {
         "listen": "127.0.0.1:0",
         "admin_listen": "127.0.0.1:0",
@@ -106,7 +111,7 @@ async def gateway_at(
         model_name=MODEL_NAME,
         **{**defaults, **settings},
     )
-    gateway = Gateway(config, served_model())
+    gateway = Gateway(config, model or served_model())
     await gateway.start()
     task = asyncio.create_task(gateway.run())
     options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]

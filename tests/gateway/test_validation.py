@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 
+from gapless.protos.inference_pb2 import GetModelRequest
 from tests.gateway.bodies import (
     HONOURED,
     INVALID,
@@ -19,7 +21,7 @@ from tests.gateway.bodies import (
     scheduling,
     stopping,
 )
-from tests.gateway.harness import collect, refused, running
+from tests.gateway.harness import collect, refused, running, served_model
 
 
 def test_every_rule_names_its_field() -> None:
@@ -95,6 +97,17 @@ def test_own_template_where_it_is_allowed() -> None:
             found = await refused(it.stub.Generate(build(chat(chat_template=raising))))
             assert (found.code, found.reason) == ("INVALID_ARGUMENT", "TEMPLATE_ERROR")
             assert found.fields == ["prompt.chat"]
+
+    asyncio.run(scenario())
+
+
+def test_chat_needs_a_model_with_a_template() -> None:
+    async def scenario() -> None:
+        async with running(model=dataclasses.replace(served_model(), template=None)) as it:
+            found = await refused(it.stub.Generate(build(chat())))
+            assert (found.code, found.reason) == ("INVALID_ARGUMENT", "TEMPLATE_ERROR")
+            assert found.fields == ["prompt.chat"]
+            assert not (await it.stub.GetModel(GetModelRequest())).model.has_chat_template
 
     asyncio.run(scenario())
 

@@ -129,6 +129,8 @@ def validate_tokenize(request: inference_pb2.TokenizeRequest, rules: Rules) -> P
     findings = Findings()
     _check_model(request.model, rules, findings)
     prompt = check_prompt(request.prompt, rules.prompt, findings)
+    if request.return_offsets and request.prompt.WhichOneof("input") == "token_ids":
+        findings.invalid("return_offsets", "must be unset with token_ids, which are no text")
     findings.raise_first()
     assert prompt is not None, "a prompt without a finding is valid"
     return prompt

@@ -1439,7 +1439,9 @@ class TokenizeRequest(_message.Message):
     return_token_ids: _builtins.bool
     """Returns ids; otherwise only the count. Default: true."""
     return_offsets: _builtins.bool
-    """Returns where each token lies in the text. Default: false."""
+    """Returns where each token lies in the text. Must be unset with token_ids.
+    Default: false.
+    """
     @_builtins.property
     def prompt(self) -> Global___Prompt:
         """Required."""

@@ -82,6 +82,15 @@ def test_tokenize_renders_chats_as_generate_does() -> None:
             "INVALID_ARGUMENT",
             "prompt",
         ),
+        (
+            "Tokenize",
+            inference_pb2.TokenizeRequest(
+                prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=[5])),
+                return_offsets=True,
+            ),
+            "INVALID_ARGUMENT",
+            "return_offsets",
+        ),
         ("Detokenize", inference_pb2.DetokenizeRequest(), "INVALID_ARGUMENT", "token_ids"),
         (
             "Detokenize",

@@ -42,7 +42,7 @@ async def _serve(config: Config, model: ServedModel) -> int:
     gateway = Gateway(config, model)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, gateway.stop)
-    loop.add_signal_handler(signal.SIGINT, gateway.force)
+    loop.add_signal_handler(signal.SIGINT, gateway.stop)
     try:
         await gateway.start()
     except OSError as error:

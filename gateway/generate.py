@@ -67,6 +67,8 @@ class Generation:
 
     def refusal(self) -> Failure | None:
         """Why a Generate would not be admitted now; None if it would."""
+        if self._link.is_lost:
+            return scheduler_lost()
         return admission.refusal(self._link.state, self._link.welcome, self.draining)
 
     def rules(self) -> Rules:

@@ -87,6 +87,8 @@ class Link:
         self._heard_s: float | None = None
         self._look_due = False
         self._started = False
+        self.is_lost = False
+        """The scheduler was there and is gone: nothing goes out any more."""
         self._ended = False
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -254,6 +256,7 @@ class Link:
         if self._ended:
             return
         _LOG.error("the scheduler is lost: %s", why)
+        self.is_lost = True
         self._end()
         self._on_lost(why)
 

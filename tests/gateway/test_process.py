@@ -76,10 +76,10 @@ def test_sigterm_drains_and_exits_well(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("signals", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT,)])
-def test_second_signal_and_interrupt_force(
-    tmp_path: Path, signals: tuple[signal.Signals, ...]
-) -> None:
+@pytest.mark.parametrize(
+    "signals", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGINT)]
+)
+def test_a_second_signal_forces(tmp_path: Path, signals: tuple[signal.Signals, ...]) -> None:
     async def scenario() -> None:
         async with scheduler_at(tmp_path) as scheduler:
             process, (address,) = await started(tmp_path, "--listen", "127.0.0.1:0")
@@ -88,9 +88,8 @@ def test_second_signal_and_interrupt_force(
                 call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(request())
                 await scheduler.submitted()
                 process.send_signal(signals[0])
-                if len(signals) == 2:
-                    await until_serving(channel, serving=False)
-                    process.send_signal(signals[1])
+                await until_serving(channel, serving=False)
+                process.send_signal(signals[1])
                 assert (await output_of(process))[0] == 130
                 call.cancel()
 

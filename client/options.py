@@ -176,19 +176,27 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("scheduler (default: its own)")
     group.add_argument("--depth", type=int, choices=(1, 2), help="steps in flight")
     group.add_argument("--running-max", type=_at_least(1), metavar="N")
-    group.add_argument("--queued-max", type=_at_least(0), metavar="N")
+    group.add_argument("--queued-max", type=_at_least(1), metavar="N")
     group.add_argument("--queued-tokens-max", type=_at_least(0), metavar="N")
     group.add_argument("--step-tokens-max", type=_at_least(1), metavar="N")
     group.add_argument("--chunk-tokens-max", type=_at_least(1), metavar="N")
     group = parser.add_argument_group("executor (default: its own)")
-    group.add_argument("--device", choices=("auto", "cpu"))
+    group.add_argument("--device", choices=("auto", "cpu", "cuda"))
     group.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float64"))
-    group.add_argument("--kv-blocks", type=_at_least(1), metavar="N")
+    group.add_argument("--kv-blocks", type=_at_least(2), metavar="N")
     group.add_argument("--block-tokens", type=_at_least(1), metavar="N")
     group.add_argument("--row-max", type=_at_least(1), metavar="N")
     group.add_argument("--token-max", type=_at_least(1), metavar="N")
-    group.add_argument("--context-length-max", type=_at_least(1), metavar="N")
+    group.add_argument("--context-length-max", type=_at_least(2), metavar="N")
     group.add_argument("--threads", type=_at_least(1), metavar="N")
     group = parser.add_argument_group("gateway (default: its own)")
     group.add_argument("--flush-interval-ms", type=_at_least(0), metavar="N")
     group.add_argument("--default-max-new-tokens", type=_at_least(1), metavar="N")
+    group.add_argument("--slow-consumer-s", type=float, metavar="S", help="for a reader that stops")
+    group.add_argument("--deadline-max-s", type=float, metavar="S", help="longest request")
+    group.add_argument(
+        "--allow-chat-template",
+        action="store_true",
+        default=None,
+        help="clients may send their own template",
+    )

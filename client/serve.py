@@ -66,6 +66,9 @@ PASSED_ON: Final[Mapping[str, tuple[str, ...]]] = {
         "lame_duck_s",
         "flush_interval_ms",
         "default_max_new_tokens",
+        "slow_consumer_s",
+        "deadline_max_s",
+        "allow_chat_template",
     ),
 }
 """Kind of process → options that it takes under the same name; one not given is not passed."""
@@ -213,7 +216,7 @@ def make_commands(
             part
             for option in PASSED_ON[kind]
             if (value := getattr(arguments, option)) is not None
-            for part in (f"--{option.replace('_', '-')}", str(value))
+            for part in _flag(option, value)
         ]
         start = python_module(f"gapless.{kind}", "--run-folder", folder, "--ready-fd", READY_FD)
         return [*start, *map(str, more), *passed]
@@ -230,6 +233,12 @@ def make_commands(
         own = ["--admin-listen", admin_listen] if index == 0 and admin_listen is not None else []
         commands[f"gateway-{index}"] = command("gateway", *shared, *own)
     return commands
+
+
+def _flag(option: str, value: object) -> tuple[str, ...]:
+    """An option as a command line says it; one that is True has no value there."""
+    name = f"--{option.replace('_', '-')}"
+    return (name,) if value is True else (name, str(value))
 
 
 def model_name(arguments: argparse.Namespace) -> str:

@@ -48,6 +48,11 @@ def test_each_process_gets_its_own_options_and_no_others() -> None:
     }
 
 
+def test_an_option_that_is_a_switch_has_no_value() -> None:
+    assert commands("--allow-chat-template")["gateway-0"][-1] == "--allow-chat-template"
+    assert "--allow-chat-template" not in commands()["gateway-0"]
+
+
 def test_several_gateways_share_the_port_and_the_first_has_the_admin_service() -> None:
     made = commands("--gateways", "2", admin="127.0.0.1:8")
     assert "--reuse-port" in made["gateway-0"]

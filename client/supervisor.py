@@ -42,6 +42,8 @@ READY_FD: Final = "{ready_fd}"
 """Stands in a command for the number of the file descriptor to say `ready` on."""
 LAST_WORDS_S: Final = 1.0
 """How long the output of a dead child is still read: others may hold its pipe open."""
+LINE_BYTES_MAX: Final = 64 * 1024
+"""Longest line of a child that is kept whole; more of it is another line."""
 
 Report: TypeAlias = Callable[[str, str], None]
 """report(name, line): shows one line of a child's output, or our own if the name is empty."""
@@ -49,8 +51,8 @@ Session: TypeAlias = Callable[[Mapping[str, str]], Awaitable[None]]
 """What to do while serving, given each child's ready line; its end stops everything."""
 
 
-class _Lines(asyncio.Protocol):
-    """Cuts what comes out of a pipe into lines."""
+class Lines(asyncio.Protocol):
+    """Cuts what comes out of a pipe into lines of at most about `LINE_BYTES_MAX`."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self._on_line = on_line
@@ -67,6 +69,8 @@ class _Lines(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) >= LINE_BYTES_MAX:
+            lines, self._rest = [*lines, self._rest], b""
         for line in lines:
             self._on_line(line.decode(errors="replace"))
 
@@ -79,8 +83,8 @@ class _Lines(asyncio.Protocol):
 @dataclass(frozen=True, slots=True)
 class _Process:
     process: asyncio.subprocess.Process
-    output: _Lines
-    pipes: tuple[_Lines, ...]
+    output: Lines
+    pipes: tuple[Lines, ...]
 
     async def wait(self) -> int:
         """The exit status, after the last line of output was passed on."""
@@ -97,8 +101,8 @@ class _Process:
             os.killpg(self.process.pid, number)
 
 
-async def _lines_of(descriptor: int, on_line: Callable[[str], None]) -> _Lines:
-    lines = _Lines(on_line)
+async def _lines_of(descriptor: int, on_line: Callable[[str], None]) -> Lines:
+    lines = Lines(on_line)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: lines, os.fdopen(descriptor, "rb", buffering=0))
     return lines

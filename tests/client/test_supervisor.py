@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gapless.client.supervision import EXIT_CHILD_DIED, EXIT_FORCED, EXIT_OK, Plan
-from gapless.client.supervisor import READY_FD, Supervisor, run_once
+from gapless.client.supervisor import LINE_BYTES_MAX, READY_FD, Lines, Supervisor, run_once
 
 NAMES = ("scheduler", "executor", "gateway")
 CHILD = Path(__file__).with_name("child.py")
@@ -222,3 +222,13 @@ def test_a_signal_ends_one_command_alone() -> None:
     command = [sys.executable, "-I", "-c", script]
     status, _ = asyncio.run(run_once("model", command, interrupt))
     assert status == -signal.SIGKILL
+
+
+def test_a_line_without_an_end_is_not_kept_for_ever() -> None:
+    lines: list[str] = []
+    output = Lines(lines.append)
+    for _ in range(3):
+        output.data_received(b"x" * (LINE_BYTES_MAX // 2))
+    output.data_received(b"y\nz")
+    assert [len(line) for line in lines] == [LINE_BYTES_MAX, LINE_BYTES_MAX // 2 + 1]
+    assert lines[1].endswith("y")

@@ -1,27 +1,12 @@
 """From the stamps of steps to where the device's time went: pure arithmetic on a step log.
 
-The *gap* of step N is the time from the end of step N-1 on the device to the beginning of step N.
-It is cut at three moments, each of which counts only as far as it lies within the gap; so the four
-parts are never negative, and their sum is the gap::
-
-    finished(N-1)    idle_until(N)    published(N)      accepted(N)       started(N)
-    │── no request ──│── scheduler ───│─ border, upload ─│──── launch ─────│
-
-no request      Nothing was live and no step in flight: nobody had any work. Not a bubble.
-scheduler       The frame of step N did not stand in its slot: the result of N-1 (or, at depth 2, of
-                N-2) was on its way, was taken, or N was being built.
-border, upload  The frame stood there; its word was sent, was on its way, the executor read it and
-                issued the copy to the device.
-launch          The step was accepted: the copy itself, the enqueuing of its kernels, their start.
-
-What the device does within a step is the device's own affair; a step counts as active from its
-first stamp to its last. Called by `report` and `trace`.
+What a gap is, and how it is cut into four parts, is written down in `protos.bubbles`. Called by
+`report` and `trace`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +14,6 @@ import numpy.typing as npt
 from gapless.protos.step_log import Steps
 
 Nanoseconds = npt.NDArray[np.int64]
-
-CAUSES: Final = ("no request", "scheduler", "border and upload", "launch")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +23,7 @@ class Gaps:
     begin_ns: Nanoseconds
     """``[n-1]``: when the step before ended."""
     parts_ns: Nanoseconds
-    """``[n-1, 4]``, in the order of CAUSES and of time."""
+    """``[n-1, 4]``, in the order of `protos.bubbles.CAUSES`."""
 
     @property
     def total_ns(self) -> Nanoseconds:

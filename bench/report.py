@@ -19,11 +19,12 @@ from gapless.bench.measure import DepthRuns, Run
 from gapless.bench.options import Options
 from gapless.bench.sizes import DTYPE_BYTES, Model
 from gapless.bench.work import Tokens, Work
+from gapless.protos.bubbles import CAUSES
 from gapless.protos.step_log import Steps
 
 ATTENTION: Final = re.compile(r"attention: ([^;\n]+)")
 PEAK_MEMORY: Final = re.compile(r"peak (?:device|GPU) memory:? ([0-9.]+) (MiB|GiB)")
-_FIELD_OF: Final = {cause: cause.replace(" ", "_") for cause in bubbles.CAUSES}
+_FIELD_OF: Final = {cause: cause.replace(" ", "_") for cause in CAUSES}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

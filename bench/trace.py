@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from gapless.bench import bubbles
 from gapless.bench.measure import Run
+from gapless.protos.bubbles import CAUSES
 from gapless.protos.step_log import STEP_RECORD, Steps
 
 SCHEDULER: Final = 1
@@ -28,7 +29,7 @@ EXECUTOR: Final = 2
 DEVICE: Final = 3
 TRACKS: Final = {SCHEDULER: "scheduler", EXECUTOR: "executor", DEVICE: "device"}
 COLOURS: Final = dict(
-    zip(bubbles.CAUSES, ("grey", "terrible", "bad", "yellow"), strict=True),
+    zip(CAUSES, ("grey", "terrible", "bad", "yellow"), strict=True),
 )
 """Chrome's names; Perfetto chooses its own by the name of the slice."""
 
@@ -99,9 +100,9 @@ def _step_slices(records: Sequence[dict[str, int]]) -> Iterator[Event]:
 def _bubble_slices(steps: Steps) -> Iterator[Event]:
     gaps = bubbles.gaps_of(steps)
     for begin, parts in zip(gaps.begin_ns.tolist(), gaps.parts_ns.tolist(), strict=True):
-        for cause, duration in zip(bubbles.CAUSES, parts, strict=True):
+        for cause, duration in zip(CAUSES, parts, strict=True):
             if duration > 0:
-                name = cause if cause == bubbles.CAUSES[0] else f"bubble: {cause}"
+                name = cause if cause == CAUSES[0] else f"bubble: {cause}"
                 yield {**_slice(DEVICE, name, begin, begin + duration), "cname": COLOURS[cause]}
             begin += duration
 

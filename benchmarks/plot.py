@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks import svg
 from gapless.bench import bubbles
+from gapless.protos.bubbles import CAUSES
 from gapless.protos.step_log import Steps, read_step_log
 
 HERE: Final = Path(__file__).parent
@@ -30,9 +31,7 @@ BORDER_AFTER_US: Final = 500.0
 MODE_COLOURS: Final = {"depth1": "#d1603d", "depth2": "#2f6db5"}
 MODE_LABELS: Final = {"depth1": "depth 1 (synchronous)", "depth2": "depth 2"}
 STEP_COLOURS: Final = ("#7fb069", "#a3c994")
-CAUSE_COLOURS: Final = dict(
-    zip(bubbles.CAUSES, ("#eeeeee", "#d1603d", "#e6aa68", "#f2d974"), strict=True)
-)
+CAUSE_COLOURS: Final = dict(zip(CAUSES, ("#eeeeee", "#d1603d", "#e6aa68", "#f2d974"), strict=True))
 TAKE_COLOUR: Final = "#9b8bb4"
 BUILD_COLOUR: Final = "#5b4b8a"
 ACCEPT_COLOUR: Final = "#4f9da6"
@@ -243,7 +242,7 @@ def _tracks(group: str, steps: Steps, begin_ns: int) -> list[svg.Track]:
         device.append(bar(each["started_ns"], each["finished_ns"], colour, f"step {step}"))
     gaps = bubbles.gaps_of(steps)
     for begin, parts in zip(gaps.begin_ns.tolist(), gaps.parts_ns.tolist(), strict=True):
-        for cause, duration in zip(bubbles.CAUSES, parts, strict=True):
+        for cause, duration in zip(CAUSES, parts, strict=True):
             device.append(bar(begin, begin + duration, CAUSE_COLOURS[cause], cause))
             begin += duration
     return [

@@ -17,6 +17,7 @@ from typing import NewType
 
 import msgspec
 
+from gapless.protos.bubbles import DeviceTime
 from gapless.protos.reasons import Reason
 from gapless.protos.sampling import Sampling
 
@@ -312,6 +313,7 @@ class Stats(msgspec.Struct, frozen=True):
     """Over the last 10 s; 0 if there was none."""
     last_step_s: float
     """Age of the last result; 0 if there was none."""
+    device_time: DeviceTime = DeviceTime()
 
 
 class StatsReply(msgspec.Struct, frozen=True, tag="stats"):

@@ -18,8 +18,9 @@ import logging
 import math
 import time
 import uuid
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import zmq
 
 from gapless.protos.messages import (
@@ -50,6 +51,7 @@ from gapless.protos.messages import (
 from gapless.protos.reasons import Reason
 from gapless.scheduler.config import GatewayIndex
 from gapless.scheduler.core import Core
+from gapless.scheduler.device_time import DeviceTimes
 from gapless.scheduler.executors import Executors, facts_mistake
 from gapless.scheduler.gateways import Gateways, hello_mistake, submit_mistake
 from gapless.scheduler.journal import Journal
@@ -90,6 +92,7 @@ class Loop:
     ) -> None:
         self._options = options
         self._step_log = step_log
+        self._device_times = DeviceTimes()
         self._gateways = gateways
         self._executors = executors
         self._signals = signals
@@ -158,6 +161,7 @@ class Loop:
             if frame is None:
                 return
             published_ns = self._executors.publish(frame)
+            self._device_times.published(frame.step, published_ns)
             if self._step_log is not None:
                 self._step_log.published(frame, published_ns)
 
@@ -232,6 +236,7 @@ class Loop:
             case StepDone():
                 result = self._executors.result(word)
                 self._core.result(now, result)
+                self._device_times.taken(result)
                 if self._step_log is not None:
                     self._step_log.taken(result, now)
                 if self._ending is None:
@@ -341,8 +346,10 @@ class Loop:
             self._gateways.send(now, gateway, Update(events=(refusal,)))
             return
         assert self._core is not None
-        if self._step_log is not None and self._core.is_idle:
-            self._step_log.work_arrived(now)
+        if self._core.is_idle:
+            self._device_times.work_arrived(now)
+            if self._step_log is not None:
+                self._step_log.work_arrived(now)
         self._journal.begin(now, gateway, word)
         self._core.submit(now, gateway, word)
 
@@ -368,8 +375,10 @@ class Loop:
 
     def _stats(self, now: float) -> Stats:
         if self._core is not None and self._state is not ServerState.STARTING:
-            return self._core.stats(now)
-        return Stats(self._state, **dict.fromkeys(Stats.__struct_fields__[1:], 0))
+            device_time = self._device_times.snapshot()
+            return msgspec.structs.replace(self._core.stats(now), device_time=device_time)
+        zeros: dict[str, Any] = dict.fromkeys(Stats.__struct_fields__[1:-1], 0)
+        return Stats(self._state, **zeros)
 
     def _set_state(self, now: float, state: ServerState) -> None:
         self._state = state

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.bench import bubbles
+from gapless.protos.bubbles import CAUSES
 from tests.bench.logs import FIRST_NS, step_log
 
 BEFORE = (0, 10, 20, 30, 100, 200, 210, 220)
@@ -45,7 +46,7 @@ moments = st.lists(st.integers(0, 1000), min_size=8, max_size=8).map(tuple)
 def test_parts_sum_to_the_gap_whatever_the_stamps(rows: list[tuple[int, ...]]) -> None:
     steps = step_log(rows)
     gaps = bubbles.gaps_of(steps)
-    assert gaps.parts_ns.shape == (len(rows) - 1, len(bubbles.CAUSES))
+    assert gaps.parts_ns.shape == (len(rows) - 1, len(CAUSES))
     assert (gaps.parts_ns >= 0).all()
     expected = np.maximum(steps["started_ns"][1:] - steps["finished_ns"][:-1], 0)
     assert (gaps.total_ns == expected).all()

@@ -49,6 +49,8 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.one_of([values(member) for member in kind.types])
         case inspect.VarTupleType():
             return st.lists(values(kind.item_type), max_size=4).map(tuple)
+        case inspect.TupleType():
+            return st.tuples(*[values(item) for item in kind.item_types])
         case inspect.DictType():
             return st.dictionaries(values(kind.key_type), values(kind.value_type), max_size=3)
         case inspect.StructType():

@@ -6,6 +6,8 @@ import itertools
 import signal
 from pathlib import Path
 
+from gapless.bench import bubbles
+from gapless.protos.bubbles import DeviceTime
 from gapless.protos.step_log import StepColumn, read_step_log
 from tests.scheduler_process.rig import Rig
 
@@ -34,6 +36,24 @@ def test_each_step_is_written_down(rig: Rig, tmp_path: Path) -> None:
         assert (earlier <= later).all()
     assert (steps["taken_ns"][:-1] <= steps["built_from_ns"][1:]).all()
     assert steps["idle_until_ns"][4] >= steps["taken_ns"][3]
+
+
+def test_statistics_agree_with_the_log(rig: Rig, tmp_path: Path) -> None:
+    path = tmp_path / "steps.npy"
+    gateway, _ = rig.serve("--step-log", str(path))
+    assert rig.stats(gateway).device_time == DeviceTime()
+    for new_tokens in (7, 3):
+        gateway.submit(new_tokens, prompt_tokens=5, max_new_tokens=new_tokens)
+        found = rig.until_at_rest(gateway).device_time
+    rig.scheduler.send(signal.SIGTERM)
+    assert rig.until_ended() == 0
+
+    steps = read_step_log(path)
+    gaps = bubbles.gaps_of(steps)
+    assert found.active_ns == (steps["finished_ns"] - steps["started_ns"]).sum()
+    assert list(found.gap_ns) == gaps.parts_ns.sum(axis=0).tolist()
+    assert found.gap_ns[0] > 0
+    assert sum(found.bubble_counts) == len(steps) - 1
 
 
 def test_a_place_that_cannot_be_written_is_refused_at_the_start(rig: Rig, tmp_path: Path) -> None:

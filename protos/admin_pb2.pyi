@@ -321,6 +321,9 @@ class ExecutorStats(_message.Message):
     MEAN_STEP_DURATION_FIELD_NUMBER: _builtins.int
     DEVICE_MEMORY_USED_BYTES_FIELD_NUMBER: _builtins.int
     DEVICE_MEMORY_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    DEVICE_ACTIVE_FIELD_NUMBER: _builtins.int
+    DEVICE_GAPS_FIELD_NUMBER: _builtins.int
+    BUBBLE_HISTOGRAM_FIELD_NUMBER: _builtins.int
     executor_id: _builtins.str
     healthy: _builtins.bool
     running_requests: _builtins.int
@@ -340,6 +343,22 @@ class ExecutorStats(_message.Message):
     def mean_step_duration(self) -> _duration_pb2.Duration:
         """Mean duration of the steps of the last 10 s."""
 
+    @_builtins.property
+    def device_active(self) -> _duration_pb2.Duration:
+        """The next three are totals since start, from time stamps that the device
+        takes at the beginning and at the end of each step. Their rates over any
+        time tell its share: active / (active + gaps).
+        Time within steps.
+        """
+
+    @_builtins.property
+    def device_gaps(self) -> Global___DeviceGaps:
+        """Time between steps, by cause."""
+
+    @_builtins.property
+    def bubble_histogram(self) -> Global___BubbleHistogram:
+        """How long the device stood still before each step although there was work."""
+
     def __init__(
         self,
         *,
@@ -353,10 +372,13 @@ class ExecutorStats(_message.Message):
         mean_step_duration: _duration_pb2.Duration | None = ...,
         device_memory_used_bytes: _builtins.int | None = ...,
         device_memory_total_bytes: _builtins.int | None = ...,
+        device_active: _duration_pb2.Duration | None = ...,
+        device_gaps: Global___DeviceGaps | None = ...,
+        bubble_histogram: Global___BubbleHistogram | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_device_memory_total_bytes", b"_device_memory_total_bytes", "_device_memory_used_bytes", b"_device_memory_used_bytes", "device_memory_total_bytes", b"device_memory_total_bytes", "device_memory_used_bytes", b"device_memory_used_bytes", "last_step_time", b"last_step_time", "mean_step_duration", b"mean_step_duration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device_memory_total_bytes", b"_device_memory_total_bytes", "_device_memory_used_bytes", b"_device_memory_used_bytes", "bubble_histogram", b"bubble_histogram", "device_active", b"device_active", "device_gaps", b"device_gaps", "device_memory_total_bytes", b"device_memory_total_bytes", "device_memory_used_bytes", b"device_memory_used_bytes", "last_step_time", b"last_step_time", "mean_step_duration", b"mean_step_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_memory_total_bytes", b"_device_memory_total_bytes", "_device_memory_used_bytes", b"_device_memory_used_bytes", "device_memory_total_bytes", b"device_memory_total_bytes", "device_memory_used_bytes", b"device_memory_used_bytes", "executor_id", b"executor_id", "healthy", b"healthy", "kv_blocks_active", b"kv_blocks_active", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_free", b"kv_blocks_free", "last_step_time", b"last_step_time", "mean_step_duration", b"mean_step_duration", "running_requests", b"running_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_memory_total_bytes", b"_device_memory_total_bytes", "_device_memory_used_bytes", b"_device_memory_used_bytes", "bubble_histogram", b"bubble_histogram", "device_active", b"device_active", "device_gaps", b"device_gaps", "device_memory_total_bytes", b"device_memory_total_bytes", "device_memory_used_bytes", b"device_memory_used_bytes", "executor_id", b"executor_id", "healthy", b"healthy", "kv_blocks_active", b"kv_blocks_active", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_free", b"kv_blocks_free", "last_step_time", b"last_step_time", "mean_step_duration", b"mean_step_duration", "running_requests", b"running_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device_memory_total_bytes: _TypeAlias = _typing.Literal["device_memory_total_bytes"]  # noqa: Y015
     _WhichOneofArgType__device_memory_total_bytes: _TypeAlias = _typing.Literal["_device_memory_total_bytes", b"_device_memory_total_bytes"]  # noqa: Y015
@@ -368,6 +390,82 @@ class ExecutorStats(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__device_memory_used_bytes) -> _WhichOneofReturnType__device_memory_used_bytes | None: ...
 
 Global___ExecutorStats: _TypeAlias = ExecutorStats  # noqa: Y015
+
+@_typing.final
+class DeviceGaps(_message.Message):
+    """Time from the end of a step on the device to the beginning of the next. All
+    but no_request are bubbles: there was work, and the device waited for it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NO_REQUEST_FIELD_NUMBER: _builtins.int
+    SCHEDULER_FIELD_NUMBER: _builtins.int
+    BORDER_AND_UPLOAD_FIELD_NUMBER: _builtins.int
+    LAUNCH_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def no_request(self) -> _duration_pb2.Duration:
+        """Nobody had any work."""
+
+    @_builtins.property
+    def scheduler(self) -> _duration_pb2.Duration:
+        """The scheduler had not yet published the step."""
+
+    @_builtins.property
+    def border_and_upload(self) -> _duration_pb2.Duration:
+        """It was on its way to the executor and was prepared for the device."""
+
+    @_builtins.property
+    def launch(self) -> _duration_pb2.Duration:
+        """It was copied to the device and its kernels were launched."""
+
+    def __init__(
+        self,
+        *,
+        no_request: _duration_pb2.Duration | None = ...,
+        scheduler: _duration_pb2.Duration | None = ...,
+        border_and_upload: _duration_pb2.Duration | None = ...,
+        launch: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["border_and_upload", b"border_and_upload", "launch", b"launch", "no_request", b"no_request", "scheduler", b"scheduler"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["border_and_upload", b"border_and_upload", "launch", b"launch", "no_request", b"no_request", "scheduler", b"scheduler"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceGaps: _TypeAlias = DeviceGaps  # noqa: Y015
+
+@_typing.final
+class BubbleHistogram(_message.Message):
+    """Bucket k counts steps whose bubble was above upper_bounds_us[k-1] and at most
+    upper_bounds_us[k]. The last bucket has no upper bound.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPPER_BOUNDS_US_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def upper_bounds_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Microseconds, ascending; the same for the life of a server."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One more than bounds. Steps without a bubble are in the first."""
+
+    def __init__(
+        self,
+        *,
+        upper_bounds_us: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "upper_bounds_us", b"upper_bounds_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BubbleHistogram: _TypeAlias = BubbleHistogram  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

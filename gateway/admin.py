@@ -18,10 +18,11 @@ from gapless.gateway.generate import require_welcome
 from gapless.gateway.link import Link
 from gapless.gateway.streams import Streams
 from gapless.protos import admin_pb2, admin_pb2_grpc
+from gapless.protos.bubbles import BUBBLE_BOUNDS_US, DeviceTime
 from gapless.protos.messages import ServerState, Stats
 from gapless.protos.reasons import Reason
 
-API_VERSION: Final = "v1.0"
+API_VERSION: Final = "v1.1"
 EXECUTOR_ID: Final = "executor-0"
 """There is one; its name is the same for the server's whole life."""
 INTERVAL_DEFAULT_MS: Final = 1000
@@ -147,7 +148,18 @@ def stats_message(stats: Stats, open_streams: int, now_wall_s: float) -> admin_p
     executor.mean_step_duration.FromNanoseconds(_ns(stats.mean_step_s))
     if stats.last_step_s > 0:
         executor.last_step_time.FromNanoseconds(_ns(now_wall_s - stats.last_step_s))
+    _add_device_time(executor, stats.device_time)
     return message
+
+
+def _add_device_time(executor: admin_pb2.ExecutorStats, device_time: DeviceTime) -> None:
+    executor.device_active.FromNanoseconds(device_time.active_ns)
+    gaps = executor.device_gaps
+    parts = (gaps.no_request, gaps.scheduler, gaps.border_and_upload, gaps.launch)
+    for part, duration_ns in zip(parts, device_time.gap_ns, strict=True):
+        part.FromNanoseconds(duration_ns)
+    executor.bubble_histogram.upper_bounds_us.extend(BUBBLE_BOUNDS_US)
+    executor.bubble_histogram.counts.extend(device_time.bubble_counts)
 
 
 def _ns(duration_s: float) -> int:

@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from gapless.protos import rendezvous
+from gapless.protos.bubbles import DeviceTime
 from gapless.protos.messages import (
     Admitted,
     Beat,
@@ -73,6 +74,7 @@ STATS = Stats(
     generated_tokens_per_second=55.5,
     mean_step_s=0.025,
     last_step_s=0.5,
+    device_time=DeviceTime(90_000_000_001, (4, 3, 2, 1), tuple(range(14))),
 )
 
 

@@ -203,13 +203,21 @@ def test_stats_are_mapped() -> None:
     assert (executor.kv_blocks_active, executor.kv_blocks_free) == (11, 13)
     assert executor.last_step_time.ToMilliseconds() == 999_500
     assert executor.mean_step_duration.ToMilliseconds() == 25
+    gaps = executor.device_gaps
+    assert executor.device_active.ToNanoseconds() == 90_000_000_001
+    assert (gaps.no_request.ToNanoseconds(), gaps.scheduler.ToNanoseconds()) == (4, 3)
+    assert (gaps.border_and_upload.ToNanoseconds(), gaps.launch.ToNanoseconds()) == (2, 1)
+    histogram = executor.bubble_histogram
+    assert list(histogram.upper_bounds_us)[:3] == [1, 2, 5]
+    assert list(histogram.counts) == list(range(14))
+    assert len(histogram.counts) == len(histogram.upper_bounds_us) + 1
 
 
 def test_admin_service() -> None:
     async def scenario() -> None:
         async with running() as it:
             info = await it.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
-            assert (info.instance_id, info.api_version) == ("instance-1", "v1.0")
+            assert (info.instance_id, info.api_version) == ("instance-1", "v1.1")
             assert info.version
             assert info.start_time.seconds > 1_600_000_000
             assert (info.max_running_requests, info.max_queued_requests) == (64, 1024)

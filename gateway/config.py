@@ -1,4 +1,8 @@
-"""How one gateway is set up: its command line, and limits of its own."""
+"""How one gateway is set up: its command line, and limits of its own.
+
+Owns names and defaults. Knows nothing of what they limit. Called by ``__main__``; everything else
+receives `Config`.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,7 @@ class Config:
     ready_fd: int | None = None
     allow_chat_template: bool = False
     slow_consumer_s: float = 30.0
+    """A client that takes nothing for so long loses its stream."""
     deadline_max_s: float = 3600.0
     """Deadline of a request whose client sets none, and the longest that one may set."""
 
@@ -56,16 +61,20 @@ def parse(arguments: Sequence[str] | None = None) -> Config:
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="port 0: any free one")
     parser.add_argument("--admin-listen", metavar="HOST:PORT", help="default: no admin service")
     parser.add_argument("--reuse-port", action="store_true", help="several gateways share one port")
-    parser.add_argument("--drain-timeout-s", type=_seconds, default=60.0)
-    parser.add_argument("--lame-duck-s", type=_seconds, default=5.0)
-    parser.add_argument("--flush-interval-ms", type=_integer(0, 1000), default=20)
-    parser.add_argument("--default-max-new-tokens", type=_integer(1, 2**31 - 1), default=512)
+    parser.add_argument("--drain-timeout-s", type=_seconds, help="for running requests")
+    parser.add_argument("--lame-duck-s", type=_seconds, help="for load balancers to notice")
+    parser.add_argument("--flush-interval-ms", type=_integer(0, 1000))
+    parser.add_argument("--default-max-new-tokens", type=_integer(1, 2**31 - 1))
     parser.add_argument("--ready-fd", type=int)
     parser.add_argument(
         "--allow-chat-template", action="store_true", help="clients may send their own template"
     )
-    parser.add_argument("--slow-consumer-s", type=_seconds, default=30.0)
-    parser.add_argument("--deadline-max-s", type=_seconds, default=3600.0)
+    parser.add_argument("--slow-consumer-s", type=_seconds, help="for a reader that stops")
+    parser.add_argument("--deadline-max-s", type=_seconds, help="longest request")
+    fields = dataclasses.fields(Config)
+    parser.set_defaults(
+        **{each.name: each.default for each in fields if each.default is not dataclasses.MISSING}
+    )
     return Config(**vars(parser.parse_args(arguments)))
 
 

@@ -7,7 +7,7 @@ The socket's descriptor is read on the event loop, without a task or a future a 
 descriptor is edge-triggered and becomes readable once, also for an edge that a send consumed, so
 every send is followed by a look at what may have come meanwhile.
 
-The scheduler is *lost* when its connection breaks or when nothing was heard for SILENCE_MAX_S
+The scheduler is *lost* when its connection breaks or when nothing was heard for `silence_max_s`
 (it sends a beat each second). That is said once, and final: the process ends.
 """
 
@@ -44,8 +44,6 @@ from gapless.protos.messages import (
 )
 from gapless.protos.reasons import Reason
 
-SILENCE_MAX_S: Final = 10.0
-"""A scheduler that says nothing for so long is lost."""
 ANSWER_TIMEOUT_S: Final = 5.0
 """A call that is not answered for so long fails."""
 BACKLOG_WORDS_MAX: Final = 65_536
@@ -69,7 +67,7 @@ class Link:
         on_state: Callable[[ServerState], None],
         on_welcome: Callable[[Welcome], None],
         on_lost: Callable[[str], None],
-        silence_max_s: float = SILENCE_MAX_S,
+        silence_max_s: float,
     ) -> None:
         self.state = ServerState.STARTING
         self.welcome: Welcome | None = None

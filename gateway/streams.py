@@ -20,7 +20,6 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -37,9 +36,6 @@ from gapless.protos.messages import (
     Submit,
     Update,
 )
-
-SLOW_CONSUMER_S: Final = 30.0
-"""A client that takes nothing for so long loses its stream."""
 
 
 class Stream:
@@ -152,9 +148,7 @@ class Stream:
 class Streams:
     """All live streams. All calls on the event loop."""
 
-    def __init__(
-        self, send: Callable[[GatewayWord], None], slow_consumer_s: float = SLOW_CONSUMER_S
-    ) -> None:
+    def __init__(self, send: Callable[[GatewayWord], None], slow_consumer_s: float) -> None:
         self._send = send
         self._slow_consumer_s = slow_consumer_s
         self._live: dict[int, Stream] = {}

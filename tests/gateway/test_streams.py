@@ -56,7 +56,7 @@ def test_every_token_arrives_once_and_in_order(
     """Handles 1 to 3 are live; 0 and 4 are of streams that ended or never were."""
 
     async def scenario() -> None:
-        streams = Streams(lambda word: None)
+        streams = Streams(lambda word: None, slow_consumer_s=30.0)
         logs = {stream.handle: stream for stream in (opened(streams) for _ in range(3))}
         got: dict[int, list[int]] = {handle: [] for handle in logs}
 
@@ -82,7 +82,7 @@ def test_every_token_arrives_once_and_in_order(
 
 def test_burst_wakes_a_stream_once() -> None:
     async def scenario() -> None:
-        streams = Streams(lambda word: None)
+        streams = Streams(lambda word: None, slow_consumer_s=30.0)
         stream = opened(streams)
         rounds: list[int] = []
 
@@ -108,7 +108,7 @@ def test_burst_wakes_a_stream_once() -> None:
 def test_closing_tells_the_scheduler_only_of_what_lives() -> None:
     async def scenario() -> None:
         words: list[GatewayWord] = []
-        streams = Streams(words.append)
+        streams = Streams(words.append, slow_consumer_s=30.0)
         lives, ended, failed = (opened(streams) for _ in range(3))
         streams.apply(update([], finished(ended, 0)))
         streams.apply(update([], Failed(failed.handle, Reason.QUEUE_FULL, "full")))

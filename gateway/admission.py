@@ -3,7 +3,8 @@
 Owns rule 2 (is anything admitted now?) and rule 34 (does it fit?) of the public API, and the
 resolution of defaults that depend on the prompt's length.
 
-Must not know: gRPC, text, sockets. Called by `generate` and by the server's drain.
+Must not know: gRPC, text, sockets. Called by `generate`; what `refusal` says
+is also the server's health.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ No single source is right for every model: configurations name the end of a docu
 ends by the end of a turn, conversions name a wrong token. To stop at a token too many is
 harmless, as a model writes none of them in mid-sentence; to miss one is not.
 
-Must not know: requests. Called by the servicer at start.
+Must not know: requests. Called by `model` at start.
 """
 
 from __future__ import annotations

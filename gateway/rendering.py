@@ -12,7 +12,7 @@ The two never add up: a stop string begins with the first byte of a character, s
 unfinished in front of a live prefix can no longer be finished. What is unfinished, Python's decoder
 says; of bytes that no character has, it waits only for the third of an encoded surrogate.
 
-Must not know: requests, messages' transport, gRPC, time. Called by the stream of each candidate.
+Must not know: requests, messages' transport, gRPC, time. Called by `generate`, once a delta.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Text inside a message that spells a control token is no control token: a user wh
 model's turn marks has written text, not a turn. Such spellings are broken up with a noncharacter
 before the template sees them, which tells them afterwards from those that the template wrote.
 
-Must not know: token ids, requests, gRPC. Called by the servicer in a thread, and by `end_tokens`.
+Must not know: token ids, requests, gRPC. Called by `preparation` in a thread, and by `end_tokens`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Text to token ids and back.
 
 Owns the model folder's tokenizer. Everything here is thread-safe, and tokenising releases the GIL,
-so the servicer runs it in a thread pool.
+so `preparation` runs it in a few threads.
 
-Must not know: templates (it gets a `PromptText`), requests, gRPC. Called by the servicer.
+Must not know: templates (it gets a `PromptText`), requests, gRPC. Made by `model`, called by
+`preparation` and, for Detokenize, by the servicer.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ this order: request id and model, prompt, sampling, stopping, output, scheduling
 What is left when the length of the prompt is known stands in `admission`. Out comes a frozen
 `ValidGenerate`; behind this edge nobody checks a field again.
 
-Must not know: tokenizing, the scheduler, gRPC's calls. Called by the servicer.
+Must not know: tokenizing, the scheduler, gRPC's calls. Called by `generate` and the
+servicer.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GatewayHello(msgspec.Struct, frozen=True, tag="hello"):
-    """First word of a gateway; repeated after the scheduler was lost."""
+    """First word of a gateway."""
 
     revision: str
     vocabulary: Vocabulary

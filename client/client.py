@@ -33,7 +33,7 @@ class Client:
 
     Args:
         address: ``host:port`` or a gRPC target such as ``dns:///gateway:50051``.
-        admin_address: of the admin service, for `stats`; None if it is not needed.
+        admin_address: of the admin service, for `stats` and `watch_stats`; None if not needed.
         credentials: of TLS; None for an unencrypted connection.
         timeout_s: deadline of each call in seconds; None = no deadline. `generate` and the other
             calls take their own.
@@ -207,11 +207,34 @@ class Client:
         Raises:
             ValueError: the client was made without `admin_address`.
         """
-        if self._admin_channel is None:
-            raise ValueError("stats needs Client(..., admin_address=...)")
-        stub = admin_pb2_grpc.AdminServiceStub(self._admin_channel)
-        call = stub.GetStats(admin_pb2.GetStatsRequest(), timeout=self._timeout(timeout_s))
+        call = self._admin("stats").GetStats(
+            admin_pb2.GetStatsRequest(), timeout=self._timeout(timeout_s)
+        )
         return ServerStats.read((await self._answer(call)).stats)
+
+    async def watch_stats(self, interval_s: float = 1.0) -> AsyncGenerator[ServerStats, None]:
+        """A snapshot now and at each interval, until the loop is left.
+
+        Raises:
+            ValueError: the client was made without `admin_address`.
+        """
+        request = admin_pb2.WatchStatsRequest(interval_ms=round(1000 * interval_s))
+        call = self._admin("watch_stats").WatchStats(request)
+        received_any = False
+        try:
+            async for answer in call:
+                received_any = True
+                yield ServerStats.read(answer.stats)
+        except grpc.aio.AioRpcError as error:
+            raise errors.from_call(error, received_any=received_any) from None
+        finally:
+            call.cancel()
+
+    def _admin(self, method: str) -> admin_pb2_grpc.AdminServiceAsyncStub:
+        if self._admin_channel is None:
+            raise ValueError(f"{method} needs Client(..., admin_address=...)")
+        stub: Any = admin_pb2_grpc.AdminServiceStub(self._admin_channel)
+        return stub  # type: ignore[no-any-return]
 
     def _timeout(self, timeout_s: float | None) -> float | None:
         return self._timeout_s if timeout_s is None else timeout_s

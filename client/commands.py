@@ -1,4 +1,4 @@
-"""The commands that make one request each: generate, tokenize, detokenize, models, health.
+"""The commands that make one request each: generate, tokenize, detokenize, models, health, stats.
 
 Owns what they print. Each takes the parsed command line and returns the exit code; failures leave
 as `GaplessError`, for `__main__` to explain. Called by `__main__` when it is known that gRPC is
@@ -15,12 +15,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gapless.client import terminal
+from gapless.client import gauges, terminal
 from gapless.client.client import Client
 from gapless.client.errors import GaplessError
 from gapless.client.options import GENERATE_OPTIONS, token_ids
 from gapless.client.stream import Generation
-from gapless.client.values import Completed, Delta, HealthStatus, ModelInfo
+from gapless.client.values import Completed, Delta, HealthStatus, ModelInfo, ServerStats
 
 
 def connect(arguments: argparse.Namespace) -> Client:
@@ -263,8 +263,24 @@ async def health(arguments: argparse.Namespace) -> int:
     return terminal.FAILED
 
 
+async def stats(arguments: argparse.Namespace) -> int:
+    """`gapless stats`: since start, and with --watch since the snapshot before."""
+    shown = gauges.as_json if arguments.json else gauges.as_text
+    address, timeout_s = arguments.server, arguments.timeout_s
+    async with Client(address, admin_address=address, timeout_s=timeout_s) as client:
+        if not arguments.watch:
+            terminal.write(shown(await client.stats(), None))
+            return terminal.OK
+        before: ServerStats | None = None
+        async with _closing(client.watch_stats()) as snapshots:
+            async for snapshot in snapshots:
+                terminal.write(shown(snapshot, before))
+                before = snapshot
+    return terminal.OK
+
+
 @asynccontextmanager
-async def _closing(changes: Any) -> AsyncIterator[AsyncIterator[HealthStatus]]:
+async def _closing(changes: Any) -> AsyncIterator[AsyncIterator[Any]]:
     try:
         yield changes
     finally:

@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 
 DEFAULT_SERVER: Final = "localhost:50051"
 SERVER_VARIABLE: Final = "GAPLESS_SERVER"
+ADMIN_VARIABLE: Final = "GAPLESS_ADMIN"
 DEFAULT_LISTEN: Final = "127.0.0.1:50051"
 
 GENERATE_OPTIONS: Final = (
@@ -42,6 +43,7 @@ exit codes:
 
 environment:
   {SERVER_VARIABLE}  address of the server (default {DEFAULT_SERVER})
+  {ADMIN_VARIABLE}   address of its admin service, for stats
   NO_COLOR        no colour, if set
 """
 
@@ -122,7 +124,25 @@ def make_parser() -> argparse.ArgumentParser:
         "health", help="exit code 0 if the server is SERVING", parents=[server]
     )
     health.add_argument("--watch", action="store_true", help="print each change until Ctrl-C")
+
+    stats = commands.add_parser("stats", help="what the server does, and how busy its device is")
+    _add_stats(stats)
     return parser
+
+
+def _add_stats(parser: argparse.ArgumentParser) -> None:
+    address = os.environ.get(ADMIN_VARIABLE)
+    parser.add_argument(
+        "--admin",
+        dest="server",
+        metavar="ADDRESS",
+        default=address,
+        required=not address,
+        help=f"what `gapless serve --admin-listen` was given; default: ${ADMIN_VARIABLE}",
+    )
+    parser.add_argument("--timeout-s", type=float, metavar="S", help="give up after this time")
+    parser.add_argument("--watch", action="store_true", help="print them each second until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
 
 
 def _server_parent() -> argparse.ArgumentParser:

@@ -22,6 +22,10 @@ def _seconds(duration: duration_pb2.Duration) -> float:
     return duration.ToTimedelta().total_seconds()
 
 
+def _precise_seconds(duration: duration_pb2.Duration) -> float:
+    return duration.ToNanoseconds() / 1e9
+
+
 class FinishReason(enum.Enum):
     """Why a candidate ended."""
 
@@ -241,12 +245,21 @@ class ServerStats:
     preemptions_total: int
     generated_tokens_per_second: float
     kv_blocks_active: int
-    """Over all executors."""
+    """Over all executors, as everything below."""
     kv_blocks_free: int
+    device_active_s: float
+    """Time within steps, since start."""
+    device_gaps_s: Mapping[str, float]
+    """Time between steps since start, by cause; all but ``no_request`` are bubbles."""
+    bubble_bounds_us: tuple[int, ...]
+    """Upper bounds of the buckets of `bubble_counts`, each inclusive; the last has none."""
+    bubble_counts: tuple[int, ...]
+    """Steps since start, by how long the device had waited before them although there was work."""
 
     @classmethod
     def read(cls, message: admin_pb2.Stats) -> Self:
         value = admin_pb2.ServerState.DESCRIPTOR.values_by_number.get(message.state)
+        histograms = [executor.bubble_histogram for executor in message.executors]
         return cls(
             value.name.removeprefix("SERVER_STATE_") if value is not None else "UNKNOWN",
             message.running_requests,
@@ -262,4 +275,16 @@ class ServerStats:
             message.generated_tokens_per_second,
             sum(executor.kv_blocks_active for executor in message.executors),
             sum(executor.kv_blocks_free for executor in message.executors),
+            sum(_precise_seconds(executor.device_active) for executor in message.executors),
+            MappingProxyType(
+                {
+                    field.name: sum(
+                        _precise_seconds(getattr(executor.device_gaps, field.name))
+                        for executor in message.executors
+                    )
+                    for field in admin_pb2.DeviceGaps.DESCRIPTOR.fields
+                }
+            ),
+            next((tuple(each.upper_bounds_us) for each in histograms if each.counts), ()),
+            tuple(map(sum, zip(*(each.counts for each in histograms if each.counts), strict=True))),
         )

@@ -80,25 +80,51 @@ async def refuse(context: Any, reason: Reason, *details: Any, **metadata: str) -
     await context.abort(grpc_status.code, grpc_status.details, grpc_status.trailing_metadata)
 
 
+def stats_after(seconds: int) -> admin_pb2.Stats:
+    """Two executors: in the first second one has bubbles, the other no request for half of it."""
+
+    def duration(ms: int) -> duration_pb2.Duration:
+        return duration_pb2.Duration(seconds=ms // 1000, nanos=ms % 1000 * 1_000_000)
+
+    busy = admin_pb2.ExecutorStats(
+        kv_blocks_active=2,
+        kv_blocks_free=3,
+        device_active=duration(1000 * seconds - 100),
+        device_gaps=admin_pb2.DeviceGaps(
+            scheduler=duration(60), border_and_upload=duration(30), launch=duration(10)
+        ),
+        bubble_histogram=admin_pb2.BubbleHistogram(
+            upper_bounds_us=[10, 100], counts=[100 * seconds, 0, 2]
+        ),
+    )
+    calm = admin_pb2.ExecutorStats(
+        kv_blocks_active=5,
+        kv_blocks_free=8,
+        device_active=duration(1000 * seconds - 500),
+        device_gaps=admin_pb2.DeviceGaps(no_request=duration(500)),
+        bubble_histogram=admin_pb2.BubbleHistogram(upper_bounds_us=[10, 100], counts=[0, 0, 0]),
+    )
+    return admin_pb2.Stats(
+        state=admin_pb2.SERVER_STATE_SERVING,
+        running_requests=7,
+        executors=[busy, calm],
+    )
+
+
 class StandinAdmin(admin_pb2_grpc.AdminServiceServicer):
     """The admin service as far as the client calls it."""
 
     async def GetStats(self, request: Any, context: Any) -> Any:  # noqa: N802
-        stats = admin_pb2.Stats(
-            state=admin_pb2.SERVER_STATE_SERVING,
-            running_requests=7,
-            executors=[
-                admin_pb2.ExecutorStats(kv_blocks_active=2, kv_blocks_free=3),
-                admin_pb2.ExecutorStats(kv_blocks_active=5, kv_blocks_free=8),
-            ],
-        )
-        return admin_pb2.GetStatsResponse(stats=stats)
+        return admin_pb2.GetStatsResponse(stats=stats_after(1))
+
+    async def WatchStats(self, request: Any, context: Any) -> Any:  # noqa: N802
+        for seconds in (1, 2, 3):
+            yield admin_pb2.WatchStatsResponse(stats=stats_after(seconds))
 
     async def GetServerInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
         await context.abort(grpc.StatusCode.UNIMPLEMENTED)
 
     Undrain = FlushPrefixCache = GetServerInfo
-    WatchStats: Any = GetServerInfo
     Drain: Any = GetServerInfo
 
 

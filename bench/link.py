@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import zmq
 
 from gapless.bench.server import Process, ServerError
@@ -46,6 +47,10 @@ SILENCE_MAX_MS: Final = 30_000
 PROGRESS_INTERVAL_S: Final = 10.0
 GREEDY: Final = Sampling(temperature=0.0)
 
+Receipts = npt.NDArray[np.int64]
+"""Updates as they came, ``[n, 3]``: when one had arrived, when it was kept (both CLOCK_MONOTONIC in
+nanoseconds), and how many tokens it brought."""
+
 
 class Outcome:
     """What came back for the requests of one run."""
@@ -58,13 +63,14 @@ class Outcome:
         """When the last `Finished` had been read."""
         self._handles: list[bytes] = []
         self._tokens: list[bytes] = []
+        self._receipts: list[tuple[int, int, int]] = []
 
     @property
     def token_count(self) -> int:
         return sum(map(len, self._tokens)) // 4
 
-    def take(self, update: Update) -> None:
-        """Keeps an update.
+    def take(self, update: Update, arrived_ns: int) -> None:
+        """Keeps an update that was there at `arrived_ns`.
 
         Raises:
             ServerError: a request failed.
@@ -82,6 +88,11 @@ class Outcome:
                     self.ended_ns = time.monotonic_ns()
                 case Failed(reason=reason, message=message):
                     raise ServerError(f"a request failed: {reason.name}: {message}")
+        self._receipts.append((arrived_ns, time.monotonic_ns(), len(update.tokens) // 4))
+
+    def receipts(self) -> Receipts:
+        """Of all updates, in order."""
+        return np.array(self._receipts, np.int64).reshape(-1, 3)
 
     def tokens_of(self, handles: Sequence[Handle]) -> list[Tokens]:
         """All tokens of each handle, in order."""
@@ -111,6 +122,8 @@ class Link:
             self._poller.register(process.end, zmq.POLLIN)
         self._decoder = msgspec.msgpack.Decoder(SchedulerUpdate)
         self._next_handle = 0
+        self._arrived_ns = 0
+        """When the last word that was heard was there."""
 
     def greet(self, model: Model) -> Welcome:
         """Says which model we speak for, with tokens that have no text; waits for the answer."""
@@ -152,7 +165,7 @@ class Link:
         while not until():
             word = self._hear()
             if isinstance(word, Update):
-                outcome.take(word)
+                outcome.take(word, self._arrived_ns)
             if time.monotonic() >= next_line_s:
                 next_line_s += PROGRESS_INTERVAL_S
                 print(f"  ... {outcome.token_count} tokens", file=sys.stderr, flush=True)
@@ -169,6 +182,7 @@ class Link:
     def _hear(self) -> SchedulerUpdate:
         ready = dict(self._poller.poll(SILENCE_MAX_MS))
         if self._socket in ready:
+            self._arrived_ns = time.monotonic_ns()
             word: SchedulerUpdate = self._decoder.decode(self._socket.recv())
             return word
         for process in self._processes:

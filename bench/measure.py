@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from gapless.bench import clock
-from gapless.bench.link import Link, Outcome, check_complete
+from gapless.bench.link import Link, Outcome, Receipts, check_complete
 from gapless.bench.machine import device_memory_bytes
 from gapless.bench.options import Options
 from gapless.bench.server import Process, Server, running
@@ -43,6 +43,8 @@ class Run:
     seconds: float
     tokens: list[Tokens]
     """Of each request."""
+    receipts: Receipts
+    """Of the updates that the stand-in of a gateway received."""
     steps: Steps
     """The gate's last step, and behind it those of the run; on the host's clock."""
     clock_drift_ppm: float
@@ -76,6 +78,7 @@ class _Timed:
     resumed_ns: int
     ended_ns: int
     tokens: list[Tokens]
+    receipts: Receipts
     preemption_count: int
     cpu_s: dict[str, float]
 
@@ -158,6 +161,7 @@ def _run(link: Link, processes: tuple[Process, Process], work: Work, depth: int)
         resumed_ns=resumed_ns,
         ended_ns=outcome.ended_ns,
         tokens=tokens,
+        receipts=outcome.receipts(),
         preemption_count=sum(event.preemption_count for event in outcome.finished),
         cpu_s={name: spent - cpu_before_s[name] for name, spent in _cpu_s(processes).items()},
     )
@@ -179,6 +183,7 @@ def _with_steps(
         depth=depth,
         seconds=timed.seconds,
         tokens=timed.tokens,
+        receipts=timed.receipts,
         steps=own,
         clock_drift_ppm=drift_ppm,
         steps_file=keep,

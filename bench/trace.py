@@ -1,14 +1,16 @@
 """A picture of steps for chrome://tracing and ui.perfetto.dev: where the overlap can be seen.
 
-Owns the form of the file (Trace Event Format, JSON): one process a depth with three tracks, all on
+Owns the form of the file (Trace Event Format, JSON): one process a depth with four tracks, all on
 one clock that begins with the first step shown. Called by `__main__`. ::
 
+    gateway (bench)                       | 32 tokens |
     scheduler   | take N-1 | build N+1 |        | take N | build N+2 |
     executor                           | accept N+1 |                | accept N+2 |
     device      ███████ N ███████| bubble: ... |███████ N+1 ███████
 
 Arrows follow a step: from the build of its frame to its acceptance, to the device, to the taking of
-its result.
+its result. The benchmark plays the gateway: its slices are updates, from their arrival until they
+are kept.
 """
 
 from __future__ import annotations
@@ -20,14 +22,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from gapless.bench import bubbles
+from gapless.bench.link import Receipts
 from gapless.bench.measure import Run
 from gapless.protos.bubbles import CAUSES
 from gapless.protos.step_log import STEP_RECORD, Steps
 
-SCHEDULER: Final = 1
-EXECUTOR: Final = 2
-DEVICE: Final = 3
-TRACKS: Final = {SCHEDULER: "scheduler", EXECUTOR: "executor", DEVICE: "device"}
+GATEWAY: Final = 1
+SCHEDULER: Final = 2
+EXECUTOR: Final = 3
+DEVICE: Final = 4
+TRACKS: Final = {
+    GATEWAY: "gateway (bench)",
+    SCHEDULER: "scheduler",
+    EXECUTOR: "executor",
+    DEVICE: "device",
+}
 COLOURS: Final = dict(
     zip(CAUSES, ("grey", "terrible", "bad", "yellow"), strict=True),
 )
@@ -45,7 +54,7 @@ def write(path: Path, runs: Sequence[Run], steps_max: int) -> None:
     events: list[Event] = []
     for number, run in enumerate(runs, 1):
         events.extend(_names(number, f"depth {run.depth}"))
-        events.extend(_events(number, run.steps[-steps_max - 1 :]))
+        events.extend(_events(number, run.steps[-steps_max - 1 :], run.receipts))
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
 
 
@@ -57,12 +66,13 @@ def _names(process: int, name: str) -> Iterator[Event]:
         yield {**where, "name": "thread_sort_index", "args": {"sort_index": track}}
 
 
-def _events(process: int, steps: Steps) -> list[Event]:
+def _events(process: int, steps: Steps, receipts: Receipts) -> list[Event]:
     """Slices and arrows of steps; of the first one only the end counts. Ordered by time."""
     assert steps.dtype == STEP_RECORD, steps.dtype
     records = [dict(zip(STEP_RECORD.names or (), each, strict=True)) for each in steps.tolist()]
     begin_ns = min(records[0]["finished_ns"], *(each["built_from_ns"] for each in records))
-    slices = [*_step_slices(records), *_bubble_slices(steps)]
+    shown = receipts[receipts[:, 0] >= records[0]["taken_ns"]]
+    slices = [*_step_slices(records), *_bubble_slices(steps), *_update_slices(shown)]
     arrows = _arrows(records)
     events = [
         {
@@ -95,6 +105,12 @@ def _step_slices(records: Sequence[dict[str, int]]) -> Iterator[Event]:
             tokens=each["token_count"],
             context_tokens=each["context_tokens"],
         )
+
+
+def _update_slices(receipts: Receipts) -> Iterator[Event]:
+    for arrived_ns, kept_ns, token_count in receipts.tolist():
+        name = f"{token_count} tokens" if token_count else "events"
+        yield _slice(GATEWAY, name, arrived_ns, kept_ns, tokens=token_count)
 
 
 def _bubble_slices(steps: Steps) -> Iterator[Event]:

@@ -7,6 +7,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gapless.bench import trace
 from gapless.bench.measure import Run
 from tests.bench.logs import step_log
@@ -21,10 +23,13 @@ def run_of(depth: int, count: int) -> Run:
         moments.append(stamps)
         now += 1080
     steps = step_log(moments)
+    # What a step brought is there 15 after its result was taken, and kept 5 later.
+    receipts = [(moment[-1] + 15, moment[-1] + 20, 2) for moment in moments]
     return Run(
         depth=depth,
         seconds=1.0,
         tokens=[],
+        receipts=np.array(receipts, np.int64),
         steps=steps,
         clock_drift_ppm=0.0,
         steps_file=None,
@@ -48,7 +53,7 @@ def test_tracks_are_in_order_and_slices_do_not_overlap(tmp_path: Path) -> None:
             assert event["ts"] >= end_us[track] - 1e-6, event
             assert event["dur"] >= 0
             end_us[track] = event["ts"] + event["dur"]
-    assert len(end_us) == 6
+    assert len(end_us) == 8
     times = [event["ts"] for event in events if event["ph"] != "M" and event["pid"] == 1]
     assert times == sorted(times)
 
@@ -72,6 +77,19 @@ def test_only_the_last_steps_are_shown(tmp_path: Path) -> None:
     events = written(tmp_path / "trace.json", run_of(1, 20), steps_max=4)
     steps = [event["name"] for event in events if event["name"].startswith("step ")]
     assert steps == ["step 16", "step 17", "step 18", "step 19"]
+
+
+def test_updates_are_shown_where_they_arrive(tmp_path: Path) -> None:
+    events = written(tmp_path / "trace.json", run_of(2, 20), steps_max=4)
+    slices = [event for event in events if event["ph"] == "X"]
+    updates = [event for event in slices if event["tid"] == trace.GATEWAY]
+    takes = [event for event in slices if event["name"].startswith("take ")]
+    # One more: what the step before the first one shown has brought.
+    assert len(updates) == len(takes) + 1
+    for take, update in zip(takes, updates[1:], strict=True):
+        assert round(1000 * (update["ts"] - take["ts"] - take["dur"])) == 15
+        assert (round(1000 * update["dur"]), update["name"]) == (5, "2 tokens")
+        assert update["args"] == {"tokens": 2}
 
 
 def test_arrows_are_whole(tmp_path: Path) -> None:

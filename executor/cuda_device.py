@@ -11,6 +11,7 @@ reported, that is, after everything that reads or writes slot N % 2 has ended.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import threading
 import time
@@ -28,6 +29,8 @@ from gapless.protos.messages import Epoch, StepNumber
 from gapless.protos.slots import NO_CARRY, SLOT_COUNT, Features, Frame, Result
 
 CLOCK_SAMPLES: Final = 32
+
+log = logging.getLogger(__name__)
 
 
 class CudaError(RuntimeError):
@@ -103,14 +106,17 @@ class CudaDevice(Device):
         )
 
     def _capture_powers_of_two(self, row_max: int) -> None:
-        row_count = 1
-        while True:
-            for slot in range(SLOT_COUNT):
+        row_counts = [1]
+        while row_counts[-1] < row_max:
+            row_counts.append(min(2 * row_counts[-1], row_max))
+        pool_mib = []
+        for slot in range(SLOT_COUNT):
+            # The largest first: the others find room in what it leaves to the pool.
+            for row_count in reversed(row_counts):
                 self._capture(slot, row_count, Features.NONE)
-            if row_count >= row_max:
-                break
-            row_count = min(2 * row_count, row_max)
+            pool_mib.append(self._step.graph_pool_bytes / (1 << 20))
         torch.cuda.synchronize()
+        log.info("graphs: %.1f MiB for one slot, %.1f MiB for both", *pool_mib)
 
     def _capture(self, slot: int, row_count: int, features: Features) -> None:
         with torch.cuda.stream(self._compute):
@@ -193,6 +199,8 @@ class CudaDevice(Device):
         os.close(self._wakeup)
         torch.cuda.synchronize()
         self._pinned.release()
+        peak_bytes = torch.cuda.max_memory_reserved()
+        log.info("peak device memory: %.2f GiB", peak_bytes / (1 << 30))
 
     # ---------------------------------------------------------------- watcher thread
 

@@ -178,6 +178,16 @@ class CudaStep:
                 self._memory_pool, lambda: self._sample_padded(slot, bucket, features)
             )
 
+    @property
+    def graph_pool_bytes(self) -> int:
+        """Device memory of the pool that the graphs of both slots share."""
+        pool = tuple(self._memory_pool)
+        return sum(
+            int(segment["total_size"])
+            for segment in torch.cuda.memory_snapshot()
+            if tuple(segment["segment_pool_id"]) == pool
+        )
+
     # ------------------------------------------------------------------ a step
 
     def plan(self, frame: Frame) -> None:

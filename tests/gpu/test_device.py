@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import warnings
 from collections.abc import Iterator
 
@@ -164,3 +166,15 @@ def test_no_step_allocates_device_memory(server: CudaServer) -> None:
     before = torch.cuda.memory_stats()["num_device_alloc"]
     server.serve(requests)
     assert torch.cuda.memory_stats()["num_device_alloc"] == before
+
+
+def test_the_slots_share_the_memory_of_their_graphs(
+    model: Model, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        CudaServer(model, backend=backend).close()
+    found = re.search(r"graphs: (\S+) MiB for one slot, (\S+) MiB for both", caplog.text)
+    assert found is not None, caplog.text
+    one, both = map(float, found.groups())
+    assert 0 < one <= both < 1.1 * one
+    assert re.search(r"peak device memory: \d+\.\d\d GiB", caplog.text), caplog.text

@@ -206,7 +206,7 @@ class Seats:
 
 def some(flags: Bools) -> bool:
     """Whether any flag is set: ``flags.any()``, without the Python layer that doubles its cost."""
-    return np.count_nonzero(flags) > 0
+    return bool(np.count_nonzero(flags))
 
 
 def features_of(sampling: Sampling) -> Features:

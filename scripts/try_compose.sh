@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the images, starts the three services, streams one request from outside, stops them.
-# usage: try_compose.sh        needs a running Docker engine; $COMPOSE overrides the compose command.
+# usage: try_compose.sh [--no-build]    needs a running Docker engine; $COMPOSE names another command.
 # Run it in an environment that has the client (pip install -e '.[client]').
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -36,7 +36,7 @@ echo "== one request from outside"
 answer=$(gapless generate --server "$server" --temperature 0 --max-new-tokens 8 "1, 2, 3, 4, 5, 6, 7,")
 echo "1, 2, 3, 4, 5, 6, 7,$answer"
 case "$answer" in *8*9*) ;; *) echo "unexpected answer" >&2; exit 1 ;; esac
-echo "== all services healthy, as a user that is not root"
+echo "== no service runs as root"
 for service in scheduler executor gateway; do
   user=$($COMPOSE exec -T "$service" id -u)
   [ "$user" != 0 ] || { echo "$service runs as root" >&2; exit 1; }

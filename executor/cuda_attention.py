@@ -34,8 +34,6 @@ WORKSPACE_BYTES: Final = 256 << 20
 FLASHINFER: Final = "flashinfer"
 FA3: Final = "fa3"
 GATHER: Final = "gather"
-BACKENDS: Final = (FLASHINFER, FA3, GATHER)
-"""In order of preference."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The small kernels between the matrix products, in Triton: norms, rotary, SwiGLU, time stamps.
 
-Owns nothing but the kernels; each has a plain torch form in transformers, against which the tests
-and the check at load compare it. Called by `fused` and by the step, on a CUDA device only: this is
+Owns nothing but the kernels; each has a plain torch form in transformers, against which the
+tests compare it. Called by `fused` and by the step, on a CUDA device only: this is
 the one module that imports triton.
 
 Values are rounded to the model's dtype where transformers' modules round them, and computed in

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gapless.client import terminal
+from gapless.client import extras, terminal
 from gapless.client.options import make_parser
 
 
@@ -21,6 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] == ["bench"]:
         # A program of its own, with packages that a client need not have.
+        lack = extras.lacking("bench", extras.BENCH)
+        if lack is not None:
+            terminal.note(f"gapless bench: {lack}")
+            return terminal.FAILED
         os.execv(sys.executable, (sys.executable, "-m", "gapless.bench", *words[1:]))
     parsed = make_parser().parse_args(words)
     try:

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from gapless.client import terminal
+from gapless.client import extras, terminal
 from gapless.client.run_folder import RunFolderError, run_folder
 from gapless.client.supervision import Plan
 from gapless.client.supervisor import READY_FD, Supervisor, python_module, run_once
@@ -133,6 +133,9 @@ def run(
 
 
 async def _serve(arguments: argparse.Namespace, session: Session | None, report: _Report) -> int:
+    lack = extras.lacking("serve", extras.SERVE)
+    if lack is not None:
+        raise ServeError(lack)
     with (
         reserved(arguments.listen, arguments.gateways) as listen,
         _admin(arguments) as admin,

@@ -2,6 +2,11 @@
 
 Owns the totals and, of the steps in flight, the moments that their results do not know. A few
 additions of integers a step: no array, no clock, no allocation that lasts. Called by `loop`.
+
+A GPU stamps with a timer of its own, which the executor compares with the host's clock once, at its
+start. Ten millionths of drift are half a millisecond a minute: nothing to the length of a step or a
+gap, but the moments at which a gap is cut would soon lie outside it. So the drift is followed here,
+for the cuts alone; see `Drift`.
 """
 
 from __future__ import annotations
@@ -16,10 +21,48 @@ from gapless.protos.slots import SLOT_COUNT, Result
 _BOUNDS_NS: Final = tuple(1000 * bound for bound in BUBBLE_BOUNDS_US)
 
 
+DRIFT_WINDOW_STEPS: Final = 64
+DRIFT_WINDOW_NS: Final = 1_000_000_000
+"""A window is as long as both say at least."""
+
+
+class Drift:
+    """How far the device's clock has fallen behind the host's since the first window of steps.
+
+    The least time from the end of a step to its result's arrival does not change; if it seems to,
+    the clocks have drifted.
+    """
+
+    def __init__(self) -> None:
+        self.behind_ns = 0
+        """As the last whole window shows it; negative if the device's clock runs ahead."""
+        self._first_ns: int | None = None
+        self._least_ns: int | None = None
+        self._step_count = 0
+        self._opened_ns = 0
+
+    def step(self, finished_ns: int, received_ns: int) -> None:
+        """Takes note of a step, by the device's clock and by the host's."""
+        delay_ns = received_ns - finished_ns
+        if self._least_ns is None:
+            self._least_ns, self._opened_ns = delay_ns, received_ns
+        elif delay_ns < self._least_ns:
+            self._least_ns = delay_ns
+        self._step_count += 1
+        is_long = received_ns - self._opened_ns >= DRIFT_WINDOW_NS
+        if is_long and self._step_count >= DRIFT_WINDOW_STEPS:
+            if self._first_ns is None:
+                self._first_ns = self._least_ns
+            self.behind_ns = self._least_ns - self._first_ns
+            self._least_ns, self._step_count = None, 0
+
+
 class DeviceTimes:
     """The totals of one scheduler's life."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_own_clock: bool) -> None:
+        """`has_own_clock`: the device's stamps are of a timer that drifts."""
+        self._drift = Drift() if has_own_clock else None
         self._active_ns = 0
         self._no_request_ns = 0
         self._scheduler_ns = 0
@@ -43,18 +86,25 @@ class DeviceTimes:
         self._idle_until_ns[slot], self._arrived_ns = self._arrived_ns, 0
         self._published_ns[slot] = published_ns
 
-    def taken(self, result: Result) -> None:
-        """Counts a step and the gap before it; steps come in order."""
+    def taken(self, result: Result, received: float) -> None:
+        """Counts a step, whose word was read at `received`, and the gap before it.
+
+        Steps come in order.
+        """
         slot = result.step % SLOT_COUNT
         begin, started, finished = self._finished_ns, result.started_ns, result.finished_ns
         self._finished_ns = finished
         self._active_ns += finished - started
         if begin is None:
             return
+        behind = 0
+        if self._drift is not None:
+            self._drift.step(finished, int(received * 1e9))
+            behind = self._drift.behind_ns
         end = max(started, begin)
-        idle_until = min(max(self._idle_until_ns[slot], begin), end)
-        published = min(max(self._published_ns[slot], idle_until), end)
-        accepted = min(max(result.accepted_ns, published), end)
+        idle_until = min(max(self._idle_until_ns[slot] - behind, begin), end)
+        published = min(max(self._published_ns[slot] - behind, idle_until), end)
+        accepted = min(max(result.accepted_ns - behind, published), end)
         self._no_request_ns += idle_until - begin
         self._scheduler_ns += published - idle_until
         self._border_ns += accepted - published

@@ -92,7 +92,7 @@ class Loop:
     ) -> None:
         self._options = options
         self._step_log = step_log
-        self._device_times = DeviceTimes()
+        self._device_times = DeviceTimes(has_own_clock=False)
         self._gateways = gateways
         self._executors = executors
         self._signals = signals
@@ -236,7 +236,7 @@ class Loop:
             case StepDone():
                 result = self._executors.result(word)
                 self._core.result(now, result)
-                self._device_times.taken(result)
+                self._device_times.taken(result, now)
                 if self._step_log is not None:
                     self._step_log.taken(result, now)
                 if self._ending is None:
@@ -259,6 +259,8 @@ class Loop:
         config = self._options.core_config(word.facts)
         attach = self._executors.attach(peer, config)
         self._facts, self._core = word.facts, Core(config, attach.epoch)
+        is_gpu = word.facts.device.startswith("cuda")
+        self._device_times = DeviceTimes(has_own_clock=is_gpu)
         log.info(
             "attached the executor of process %d, epoch %d: %s, %s, %d blocks of %d tokens",
             *(word.pid, attach.epoch, word.facts.device, word.facts.dtype),

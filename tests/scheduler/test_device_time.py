@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,12 +23,13 @@ Moments = tuple[int, int, int, int, int]
 
 def counted(steps: list[Moments], depth: int = 1) -> DeviceTime:
     """The totals after `steps`, of which `depth` are in flight at a time."""
-    times = DeviceTimes()
+    times = DeviceTimes(has_own_clock=False)
     for k in range(len(steps) + depth):
         if k >= depth:
             _, _, accepted, started, finished = steps[k - depth]
             step = StepNumber(k - depth)
-            times.taken(Result(Epoch(1), step, NO_ROWS, NO_ROWS, accepted, started, finished))
+            result = Result(Epoch(1), step, NO_ROWS, NO_ROWS, accepted, started, finished)
+            times.taken(result, received=0.0)
         if k < len(steps):
             idle_until, published = steps[k][:2]
             if idle_until:
@@ -79,3 +81,34 @@ def test_totals_are_those_of_the_step_log(steps: list[Moments], depth: int) -> N
     for bubble_ns in parts_ns[:, 1:].sum(axis=1).tolist():
         buckets[bisect_left(BUBBLE_BOUNDS_US, bubble_ns / 1000)] += 1
     assert list(found.bubble_counts) == buckets
+
+
+STEP_NS = 10_000_000
+
+
+def with_drift(ppm: int, step_count: int, *, has_own_clock: bool) -> DeviceTime:
+    """Steps of 10 ms; before each the device waits 60, 30 and 10 µs for its three causes."""
+    times = DeviceTimes(has_own_clock=has_own_clock)
+    begin = now = 10**12
+    for k in range(step_count):
+        published, accepted, started = now + 60_000, now + 90_000, now + 100_000
+        now = started + STEP_NS
+        times.published(StepNumber(k), published)
+        behind = [(at - begin) * ppm // 10**6 for at in (started, now)]
+        stamps = accepted, started - behind[0], now - behind[1]
+        result = Result(Epoch(1), StepNumber(k), NO_ROWS, NO_ROWS, *stamps)
+        times.taken(result, received=(now + 20_000 + 1000 * (k % 7)) / 1e9)
+    return times.snapshot()
+
+
+@pytest.mark.parametrize("ppm", [-20, 0, 20])
+def test_a_drifting_clock_does_not_change_the_causes(ppm: int) -> None:
+    found = with_drift(ppm, 6000, has_own_clock=True)
+    us_per_step = [gap_ns / 5999 / 1000 for gap_ns in found.gap_ns]
+    # Between two windows it may be off by a second's drift or two.
+    assert us_per_step == pytest.approx([0, 60, 30, 10], abs=abs(2 * ppm) + 3)
+
+
+def test_what_drift_would_do() -> None:
+    found = with_drift(20, 6000, has_own_clock=False)
+    assert found.gap_ns[1] / 5999 / 1000 > 95

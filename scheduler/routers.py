@@ -5,7 +5,9 @@ in, bytes out. Called by `gateways` and `executors`.
 
 A peer is gone when its connection closed (the socket's monitor tells, at once), when a send finds
 no route (ROUTER_MANDATORY), or when it has not read `queued_max` messages: a send never blocks, so
-what waits for a peer is bounded, and a peer that does not read is as good as none.
+what waits for a peer is bounded, and a peer that does not read is as good as none. If such a one
+comes to again, it is neither heard nor spoken to until its connection closes: it has missed words,
+and must find by the silence that it was taken as gone.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ class Router:
         self._descriptors: dict[PeerId, int] = {}
         self._peers: dict[int, PeerId] = {}
         self._gone: list[PeerId] = []
+        self._cut: set[PeerId] = set()
+        """Peers that did not read, as long as their connections stand."""
 
     @property
     def sources(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
@@ -67,18 +71,23 @@ class Router:
                 log.error("dropped a message of %d parts", len(parts) - 1)
                 continue
             peer = PeerId(parts[0].bytes)
+            if peer in self._cut:
+                continue
             if peer not in self._descriptors:
                 self._remember(peer, int(parts[1].get(zmq.SRCFD)))
             yield peer, parts[1].bytes
 
     def send(self, peer: PeerId, data: bytes) -> bool:
         """Sends, without waiting. False: the peer is gone, and `departed` names it."""
-        if peer not in self._descriptors:
+        if peer not in self._descriptors or peer in self._cut:
             return False  # ZeroMQ may still have a route to a connection that has just closed
         try:
             self._socket.send_multipart((peer, data), zmq.NOBLOCK)
         except zmq.Again:
             log.error("a peer does not read its messages: taken as gone")
+            self._cut.add(peer)
+            self._gone.append(peer)
+            return False
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -112,7 +121,10 @@ class Router:
         if descriptor is not None:
             if self._peers.get(descriptor) == peer:
                 del self._peers[descriptor]
-            self._gone.append(peer)
+            if peer in self._cut:
+                self._cut.remove(peer)  # named when that happened
+            else:
+                self._gone.append(peer)
 
     def _read_monitor(self) -> None:
         while _is_readable(self._monitor):

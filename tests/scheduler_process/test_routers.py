@@ -112,7 +112,16 @@ def test_a_peer_that_does_not_read_is_gone_and_never_waited_for(wire: Wire) -> N
     assert router.departed() == [slow_id]
     assert router.send(reading_id, b"word")
     assert reading.recv() == b"word"
+    # It comes to, but has missed words: by the silence it learns that it was given up.
+    for _ in range(sent):
+        assert len(slow.recv()) == len(message)
+    slow.send(b"what was that?")
+    assert router.sources[0].poll(PATIENCE_MS)
+    assert list(router.receive(100)) == []
+    assert not router.send(slow_id, b"word")
     slow.close(0)
+    assert router.sources[1].poll(PATIENCE_MS)
+    assert router.departed() == [], "named once"
 
 
 def test_connections_that_come_and_go_are_told_apart(wire: Wire) -> None:

@@ -95,6 +95,11 @@ class _Process:
             pipe.close()
         return status
 
+    def terminate(self) -> None:
+        """SIGTERM to the child alone; nothing if it has ended meanwhile."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+
     def signal_group(self, number: signal.Signals) -> None:
         """To the child and whatever it started; nothing if all are gone."""
         with contextlib.suppress(ProcessLookupError):
@@ -223,7 +228,7 @@ class Supervisor:
                 case Start(name):
                     await self._start(name)
                 case Terminate(name):
-                    self._processes[name].process.send_signal(signal.SIGTERM)
+                    self._processes[name].terminate()
                 case Kill(name):
                     self._processes[name].signal_group(signal.SIGKILL)
                 case Say(text):

@@ -186,6 +186,28 @@ def test_output_held_open_by_a_grandchild_does_not_hold_the_end() -> None:
     assert "|executor ended with exit status 9" in reported
 
 
+def test_a_child_that_ends_just_before_it_is_asked_to_is_no_surprise() -> None:
+    """It has been reaped, but its last words (a grandchild holds its pipe) are awaited still."""
+
+    reported: list[str] = []
+
+    async def session(lines: Mapping[str, str]) -> None:
+        process = supervisor._processes["gateway"].process
+        process.kill()
+        await process.wait()
+
+    commands = {**dict.fromkeys(NAMES, child()), "gateway": child("--leave-child")}
+    supervisor = Supervisor(
+        PLAN, commands, lambda name, line: reported.append(f"{name}|{line}"), session
+    )
+    code = asyncio.run(supervisor.run())
+    (left,) = [line for line in reported if line.startswith("gateway|left ")]
+    os.kill(int(left.removeprefix("gateway|left ")), signal.SIGKILL)
+    assert code == EXIT_CHILD_DIED
+    assert "|gateway was killed by SIGKILL" in reported
+    assert "scheduler|stopped" in reported
+
+
 def test_kill_minus_9_of_the_supervisor_leaves_no_child(tmp_path: Path) -> None:
     fifo = tmp_path / "alive"
     os.mkfifo(fifo)

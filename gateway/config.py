@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 MIB = 1 << 20
+SECONDS_MAX = 2_000_000
+"""Longest duration of a flag, 23 days: gRPC counts milliseconds in 31 bits."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,8 +82,8 @@ def parse(arguments: Sequence[str] | None = None) -> Config:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no duration in seconds")
+    if not 0 <= value <= SECONDS_MAX:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {SECONDS_MAX} seconds")
     return value
 
 

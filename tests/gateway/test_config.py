@@ -28,6 +28,7 @@ def test_what_is_said_counts() -> None:
         ["--default-max-new-tokens", "0"],
         ["--drain-timeout-s", "nan"],
         ["--lame-duck-s", "-1"],
+        ["--deadline-max-s", "2000001"],
     ],
 )
 def test_a_value_out_of_range_is_refused(

@@ -23,7 +23,8 @@ from grpc_reflection.v1alpha import reflection
 
 from gapless.gateway.admin import AdminServicer
 from gapless.gateway.boundary import Boundary
-from gapless.gateway.config import MIB, Config
+from gapless.gateway.channel import server_options
+from gapless.gateway.config import Config
 from gapless.gateway.generate import Generation
 from gapless.gateway.health import ADMIN_SERVICE, INFERENCE_SERVICE, Health
 from gapless.gateway.link import Link
@@ -40,7 +41,6 @@ EXIT_SCHEDULER_LOST: Final = 3
 EXIT_FORCED: Final = 130
 
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
-CONNECTION_AGE_MAX_MS: Final = 30 * 60 * 1000
 SLOW_CHECK_PERIOD_S: Final = 1.0
 CANCELLED_STREAMS_WAIT_S: Final = 5.0
 """How long cancelled streams have to bring their last messages."""
@@ -197,7 +197,10 @@ class Gateway:
     # -------------------------------------------------------------- ports
 
     def _new_server(self) -> Any:
-        server = grpc.aio.server(interceptors=(Boundary(),), options=_channel_options(self._config))
+        options = server_options(
+            deadline_max_s=self._config.deadline_max_s, reuse_port=self._config.reuse_port
+        )
+        server = grpc.aio.server(interceptors=(Boundary(),), options=options)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         self._servers.append(server)
         return server
@@ -212,20 +215,3 @@ class Gateway:
             raise OSError(f"cannot listen on {address}: {error}") from error
         host, _, _ = address.rpartition(":")
         self.addresses.append(f"{host}:{port}")
-
-
-def _channel_options(config: Config) -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", 16 * MIB),
-        ("grpc.max_send_message_length", 4 * MIB),
-        # Finds dead clients of idle streams: each holds KV blocks.
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-        # Lets balancers spread long-lived connections anew; no request is cut by it.
-        ("grpc.max_connection_age_ms", CONNECTION_AGE_MAX_MS),
-        ("grpc.max_connection_age_grace_ms", round(config.deadline_max_s * 1000)),
-        ("grpc.max_concurrent_streams", 1024),
-        ("grpc.so_reuseport", 1 if config.reuse_port else 0),
-    ]

@@ -45,10 +45,12 @@ def _run(parsed: argparse.Namespace) -> int:
 
     from gapless.client import commands
     from gapless.client.errors import GaplessError
+    from gapless.client.wakeup import woken_by_signals
 
     try:
-        code = asyncio.run(getattr(commands, parsed.command)(parsed))
-        return code
+        with asyncio.Runner() as runner, woken_by_signals(runner.get_loop()):
+            code = runner.run(getattr(commands, parsed.command)(parsed))
+            return code
     except GaplessError as error:
         for line in terminal.explain(error, parsed.server):
             terminal.note(line)

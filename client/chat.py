@@ -16,6 +16,7 @@ from gapless.client import terminal
 from gapless.client.client import Client
 from gapless.client.commands import connect, generate_options, stream_to_terminal
 from gapless.client.errors import GaplessError
+from gapless.client.wakeup import woken_by_signals
 
 PROMPT: Final = "> "
 GREETING: Final = (
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         terminal.note(GREETING)
     code = terminal.OK
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner, woken_by_signals(runner.get_loop()):
         client = runner.run(_connected(arguments))
         chat = Chat(client, arguments)
         try:

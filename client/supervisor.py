@@ -173,9 +173,19 @@ async def run_once(name: str, command: Sequence[str], report: Report) -> tuple[i
     Returns its exit status, and its stdout as lines; stderr goes to `report`. A signal kills it.
     """
     stdout: list[str] = []
-    process = await _spawn(command, lambda line: report(name, line), on_stdout=stdout.append)
-    with _signals(lambda _: process.signal_group(signal.SIGKILL)):
-        return await process.wait(), stdout
+    killed = asyncio.Event()
+    with _signals(lambda _: killed.set()):
+        process = await _spawn(command, lambda line: report(name, line), on_stdout=stdout.append)
+
+        async def kill() -> None:
+            await killed.wait()
+            process.signal_group(signal.SIGKILL)
+
+        killer = asyncio.create_task(kill())
+        try:
+            return await process.wait(), stdout
+        finally:
+            killer.cancel()
 
 
 class Supervisor:

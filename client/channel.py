@@ -35,7 +35,7 @@ SERVICE_CONFIG: Final = json.dumps(
     }
 )
 
-_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     # Without this only two pings go out during a long prefill.
@@ -57,7 +57,7 @@ def open_channel(
         with_service_config: False for calls that must reach a server that admits nothing: with
             health checking gRPC would not let them through.
     """
-    options: list[tuple[str, int | str]] = list(_OPTIONS)
+    options: list[tuple[str, int | str]] = list(OPTIONS)
     if with_service_config:
         options.append(("grpc.service_config", SERVICE_CONFIG))
     if credentials is None:

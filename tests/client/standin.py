@@ -16,6 +16,7 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_status import rpc_status
 
 from gapless.client.channel import SERVICE
+from gapless.gateway.channel import server_options
 from gapless.protos import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from gapless.protos.reasons import ERROR_DOMAIN, TABLE, Reason
 
@@ -141,16 +142,19 @@ class Standin(inference_pb2_grpc.InferenceServiceServicer):
     calls_cancelled: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     """Released each time a Generate call is cancelled from outside."""
 
-    async def generate(self, request: inference_pb2.GenerateRequest, context: Any) -> Any:
+    async def Generate(  # type: ignore[override]  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: Any
+    ) -> None:
+        # Writes, and is no generator: gRPC does not tell a generator of a cancellation that comes
+        # while its last message is being written.
         self.requests.append(request)
         try:
             async for event in self.script(request, context):
-                yield event
-        except asyncio.CancelledError:
+                await context.write(event)
+        except (asyncio.CancelledError, grpc.aio.InternalError):
+            # The latter from a write that found the call gone already.
             self.calls_cancelled.release()
             raise
-
-    Generate = generate
 
     async def answer(self, request: Any, context: Any, response: Any) -> Any:
         self.requests.append(request)
@@ -207,7 +211,7 @@ async def standin_server(
     script: Script = hello, *, serving: bool | None = True
 ) -> AsyncIterator[Standin]:
     """A running stand-in; `serving=None` leaves the health service out."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=server_options(deadline_max_s=3600.0, reuse_port=False))
     standin = Standin(script)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(standin, server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(StandinAdmin(), server)

@@ -55,8 +55,9 @@ class Track:
 
 def line_plot(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> str:
     """Lines over axes that begin at 0."""
-    x_max = _round_up(max(x for line in lines for x, _ in line.points))
-    y_max = _round_up(max(y for line in lines for _, y in line.points))
+    x_step = _tick_step(max(x for line in lines for x, _ in line.points))
+    y_step = _tick_step(max(y for line in lines for _, y in line.points))
+    x_max, y_max = TICKS * x_step, TICKS * y_step
     width, height = WIDTH - LEFT - RIGHT, PLOT_HEIGHT
 
     def at(x: float, y: float) -> str:
@@ -67,8 +68,8 @@ def line_plot(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> 
         share = k / TICKS
         x, y = LEFT + width * share, TOP + height * (1 - share)
         parts.append(_rule(LEFT, y, LEFT + width, y))
-        parts.append(_text(LEFT - 8, y + 4, f"{y_max * share:g}", anchor="end"))
-        parts.append(_text(x, TOP + height + 16, f"{x_max * share:,.4g}", anchor="middle"))
+        parts.append(_text(LEFT - 8, y + 4, _number(k * y_step), anchor="end"))
+        parts.append(_text(x, TOP + height + 16, _number(k * x_step), anchor="middle"))
     parts.append(_text(LEFT + width / 2, TOP + height + 36, x_label, anchor="middle"))
     parts.append(
         f"<text {FONT} text-anchor='middle' "
@@ -107,15 +108,18 @@ def timeline(
             if len(bar.label) * 7 < size:
                 parts.append(_text(x + size / 2, y + 17, bar.label, anchor="middle"))
         y += TRACK_HEIGHT
-    for k in range(TICKS + 1):
-        x = LEFT + width * k / TICKS
-        parts.append(_text(x, y + 16, f"{span * k / TICKS:.4g}", anchor="middle"))
+    step = _tick_step(span)
+    for k in range(int(span / step) + 1):
+        parts.append(_text(LEFT + width * k * step / span, y + 16, _number(k * step), "middle"))
     parts.append(_text(LEFT + width / 2, y + 34, unit, anchor="middle"))
     x, y = float(LEFT), y + BOTTOM
     for label, colour in legend.items():
+        size = 36 + 7 * len(label)
+        if x + size > WIDTH:
+            x, y = float(LEFT), y + LEGEND_HEIGHT
         parts.append(_box(x, y, 14, 10, colour, ""))
         parts.append(_text(x + 20, y + 9, label))
-        x += 36 + 7 * len(label)
+        x += size
     return _picture(y + LEGEND_HEIGHT, parts)
 
 
@@ -145,10 +149,15 @@ def _box(x: float, y: float, width: float, height: float, colour: str, label: st
     return f"<rect {place} fill='{colour}'><title>{escape(label)}</title></rect>"
 
 
-def _round_up(value: float) -> float:
-    """The next number of the form 1.2, 1.5, 2, 3, 4, 5, 6, 8 or 9 times a power of ten."""
-    if value <= 0:
+def _number(value: float) -> str:
+    """Without an exponent, thousands apart."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:g}"
+
+
+def _tick_step(largest: float) -> float:
+    """The distance of TICKS ticks that reach `largest`: 1, 2, 2.5 or 5 times a power of ten."""
+    if largest <= 0:
         return 1.0
-    scale = 10.0 ** math.floor(math.log10(value))
-    steps = (1, 1.2, 1.5, 2, 3, 4, 5, 6, 8, 9, 10)
-    return next(step * scale for step in steps if value <= step * scale * (1 + 1e-9))
+    least = largest / TICKS
+    scale = 10.0 ** math.floor(math.log10(least))
+    return next(each * scale for each in (1, 2, 2.5, 5, 10) if least <= each * scale * (1 + 1e-9))

@@ -29,7 +29,7 @@ def server_options(*, deadline_max_s: float, reuse_port: bool) -> list[tuple[str
         # What clients may send in turn; without these a client that pings each 30 s while it
         # waits for a token is cut off after a few of them ("too_many_pings").
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         # Lets balancers spread long-lived connections anew; no request is cut by it.
         ("grpc.max_connection_age_ms", CONNECTION_AGE_MAX_MS),
         ("grpc.max_connection_age_grace_ms", round(deadline_max_s * 1000)),

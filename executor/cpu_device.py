@@ -3,7 +3,7 @@
 Owns the compute thread, the staging slots and the output buffers. See `device` for the stages and
 for what the CUDA form does in their place. What a step computes is the runner's business.
 
-Memory is handed between the two threads by the queue (frames) and by `_landed` (results), never
+Memory is handed between the two threads by the queue (frames) and by `_landings` (results), never
 shared at the same time: a staging slot belongs to the compute thread from `accept` until its step
 is reported.
 """
@@ -11,10 +11,8 @@ is reported.
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 import time
-from collections import deque
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
@@ -22,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gapless.executor.device import Device, Regions, StepError
+from gapless.executor.device import Device, Landings, Regions, check_carry
 from gapless.protos.messages import Epoch, StepNumber
 from gapless.protos.seats import Int32s
-from gapless.protos.slots import NO_CARRY, SLOT_COUNT, Frame, Result
+from gapless.protos.slots import SLOT_COUNT, Frame, Result
 
 StagedT = TypeVar("StagedT")
 
@@ -65,17 +63,16 @@ class CpuDevice(Device, Generic[StagedT]):
         self._outputs = [runner.no_tokens() for _ in range(SLOT_COUNT)]
         self._in_flight = 0
         self._last_step: StepNumber | None = None
-        self._last_row_count = 0
+        self._last_row_count: int | None = None
         self._queue: SimpleQueue[_StagingSlot[StagedT] | None] = SimpleQueue()
-        self._landed: deque[StepNumber | Exception] = deque()
-        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._landings = Landings()
         # Daemon: a process that is told to stop at once does not wait for a step.
         self._thread = threading.Thread(target=self._compute, name="compute", daemon=True)
         self._thread.start()
 
     @property
     def wakeup(self) -> int:
-        return self._wakeup
+        return self._landings.wakeup
 
     @property
     def in_flight(self) -> int:
@@ -90,7 +87,7 @@ class CpuDevice(Device, Generic[StagedT]):
         assert self._staging[slot] is None, f"staging slot {slot} is still taken"
         frame = self._regions.frames.read(self._epoch, step)
         frame.check()
-        self._check_carry(frame)
+        check_carry(frame, self._last_row_count)
         staging = _StagingSlot(
             step=step,
             row_count=frame.row_count,
@@ -103,35 +100,17 @@ class CpuDevice(Device, Generic[StagedT]):
         self._in_flight += 1
         self._queue.put(staging)
 
-    def _check_carry(self, frame: Frame) -> None:
-        carry_max = int(frame.rows.carry_row.max())
-        if carry_max != NO_CARRY:
-            assert self._last_step is not None, "the first step of an epoch carries nothing over"
-            assert carry_max < self._last_row_count, (carry_max, self._last_row_count)
-
     def finished(self) -> tuple[StepNumber, ...]:
-        try:
-            os.eventfd_read(self._wakeup)
-        except BlockingIOError:
-            return ()
-        steps: list[StepNumber] = []
-        while self._landed:
-            landed = self._landed[0]
-            if isinstance(landed, Exception):
-                if not steps:
-                    raise StepError(f"{type(landed).__name__}: {landed}") from landed
-                os.eventfd_write(self._wakeup, 1)  # the steps before it first, the fault next time
-                break
-            self._landed.popleft()
-            self._staging[landed % SLOT_COUNT] = None
+        steps = self._landings.take()
+        for step in steps:
+            self._staging[step % SLOT_COUNT] = None
             self._in_flight -= 1
-            steps.append(landed)
-        return tuple(steps)
+        return steps
 
     def close(self) -> None:
         self._queue.put(None)
         self._thread.join()
-        os.close(self._wakeup)
+        self._landings.close()
 
     # ---------------------------------------------------------------- compute thread
 
@@ -140,9 +119,9 @@ class CpuDevice(Device, Generic[StagedT]):
             try:
                 self._run(staging)
             except Exception as error:  # not swallowed: `finished` raises it in the I/O thread
-                self._report(error)
+                self._landings.tell(error)
                 return
-            self._report(staging.step)
+            self._landings.tell(staging.step)
 
     def _run(self, staging: _StagingSlot[StagedT]) -> None:
         started_ns = time.monotonic_ns()
@@ -164,7 +143,3 @@ class CpuDevice(Device, Generic[StagedT]):
                 finished_ns=finished_ns,
             )
         )
-
-    def _report(self, landed: StepNumber | Exception) -> None:
-        self._landed.append(landed)
-        os.eventfd_write(self._wakeup, 1)

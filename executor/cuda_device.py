@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import threading
 import time
-from collections import deque
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -24,9 +22,9 @@ import torch
 from torch import Tensor
 
 from gapless.executor.cuda_step import STAMP_COUNT, CudaStep
-from gapless.executor.device import Device, Regions, StepError
+from gapless.executor.device import Device, Landings, Regions, check_carry
 from gapless.protos.messages import Epoch, StepNumber
-from gapless.protos.slots import NO_CARRY, SLOT_COUNT, Features, Frame, Result
+from gapless.protos.slots import SLOT_COUNT, Features, Frame, Result
 
 CLOCK_SAMPLES: Final = 32
 
@@ -73,10 +71,9 @@ class CudaDevice(Device):
         self._slots = tuple(self._map_slot(slot) for slot in range(SLOT_COUNT))
         self._in_flight = 0
         self._last_step: StepNumber | None = None
-        self._last_row_count = 0
+        self._last_row_count: int | None = None
         self._pending: SimpleQueue[_Pending | None] = SimpleQueue()
-        self._landed: deque[StepNumber | Exception] = deque()
-        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._landings = Landings()
         self._capture_powers_of_two(row_max)
         self._clock_offset_ns = _clock_offset_ns(step.slots[0].stamps)
         self._thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
@@ -84,7 +81,7 @@ class CudaDevice(Device):
 
     @property
     def wakeup(self) -> int:
-        return self._wakeup
+        return self._landings.wakeup
 
     @property
     def in_flight(self) -> int:
@@ -130,7 +127,7 @@ class CudaDevice(Device):
         assert self._last_step in (None, step - 1), f"step {step} follows {self._last_step}"
         frame = self._regions.frames.read(self._epoch, step)
         frame.check()
-        self._check_carry(frame)
+        check_carry(frame, self._last_row_count)
         self._make_ready(frame, slot_index)
         slot = self._slots[slot_index]
         with torch.inference_mode(), torch.cuda.stream(self._h2d):
@@ -169,34 +166,15 @@ class CudaDevice(Device):
             # Warm-up clears the slot's header on the compute stream; the upload comes after it.
             self._h2d.wait_stream(self._compute)
 
-    def _check_carry(self, frame: Frame) -> None:
-        carry_max = int(frame.rows.carry_row.max())
-        if carry_max != NO_CARRY:
-            assert self._last_step is not None, "the first step of an epoch carries nothing over"
-            assert carry_max < self._last_row_count, (carry_max, self._last_row_count)
-
     def finished(self) -> tuple[StepNumber, ...]:
-        try:
-            os.eventfd_read(self._wakeup)
-        except BlockingIOError:
-            return ()
-        steps: list[StepNumber] = []
-        while self._landed:
-            landed = self._landed[0]
-            if isinstance(landed, Exception):
-                if not steps:
-                    raise StepError(f"{type(landed).__name__}: {landed}") from landed
-                os.eventfd_write(self._wakeup, 1)  # the steps before it first, the fault next time
-                break
-            self._landed.popleft()
-            self._in_flight -= 1
-            steps.append(landed)
-        return tuple(steps)
+        steps = self._landings.take()
+        self._in_flight -= len(steps)
+        return steps
 
     def close(self) -> None:
         self._pending.put(None)
         self._thread.join()
-        os.close(self._wakeup)
+        self._landings.close()
         torch.cuda.synchronize()
         self._pinned.release()
         peak_bytes = torch.cuda.max_memory_reserved()
@@ -209,9 +187,9 @@ class CudaDevice(Device):
             try:
                 self._land(pending)
             except Exception as error:  # not swallowed: `finished` raises it in the I/O thread
-                self._report(error)
+                self._landings.tell(error)
                 return
-            self._report(pending.step)
+            self._landings.tell(pending.step)
 
     def _land(self, pending: _Pending) -> None:
         slot = self._slots[pending.step % SLOT_COUNT]
@@ -231,10 +209,6 @@ class CudaDevice(Device):
                 finished_ns=finished_ns,
             )
         )
-
-    def _report(self, landed: StepNumber | Exception) -> None:
-        self._landed.append(landed)
-        os.eventfd_write(self._wakeup, 1)
 
 
 class _Pinned:

@@ -24,11 +24,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import os
+from collections import deque
 from collections.abc import Callable
 
 from gapless.protos.messages import Attach, StepNumber
 from gapless.protos.seats import Int32s
-from gapless.protos.slots import FrameSlots, ResultSlots
+from gapless.protos.slots import NO_CARRY, Frame, FrameSlots, ResultSlots
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,6 +79,54 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Ends the device's threads once the accepted steps are through."""
+
+
+class Landings:
+    """What has landed: told by the thread that knows, taken by the I/O thread."""
+
+    def __init__(self) -> None:
+        self._landed: deque[StepNumber | Exception] = deque()
+        self.wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Readable while `take` has something to say."""
+
+    def tell(self, landed: StepNumber | Exception) -> None:
+        """A step's result stands in its result slot; or why no further one will."""
+        self._landed.append(landed)
+        os.eventfd_write(self.wakeup, 1)
+
+    def take(self) -> tuple[StepNumber, ...]:
+        """What was told since the last call, in order.
+
+        Raises:
+            StepError: an exception was told; the steps before it come first, in an earlier call.
+        """
+        try:
+            os.eventfd_read(self.wakeup)
+        except BlockingIOError:
+            return ()
+        steps: list[StepNumber] = []
+        while self._landed:
+            landed = self._landed[0]
+            if isinstance(landed, Exception):
+                if not steps:
+                    raise StepError(f"{type(landed).__name__}: {landed}") from landed
+                os.eventfd_write(self.wakeup, 1)  # the steps before it first, the fault next time
+                break
+            self._landed.popleft()
+            steps.append(landed)
+        return tuple(steps)
+
+    def close(self) -> None:
+        """Gives the descriptor back; nothing may be told any more."""
+        os.close(self.wakeup)
+
+
+def check_carry(frame: Frame, previous_row_count: int | None) -> None:
+    """Asserts that carried rows name rows of the step before; None: `frame` is the first."""
+    carry_max = int(frame.rows.carry_row.max())
+    if carry_max != NO_CARRY:
+        assert previous_row_count is not None, "the first step of an epoch carries nothing over"
+        assert carry_max < previous_row_count, (carry_max, previous_row_count)
 
 
 StartDevice = Callable[[Attach, Regions], Device]

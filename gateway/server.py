@@ -116,7 +116,10 @@ class Gateway:
         """Serves until it is asked to stop, drains, and returns the exit code."""
         slow = asyncio.create_task(self._watch_slow_clients())
         try:
-            await self._stop.wait()
+            stopping = asyncio.create_task(self._stop.wait())
+            done, _ = await asyncio.wait({stopping, slow}, return_when=asyncio.FIRST_COMPLETED)
+            if slow in done:
+                slow.result()  # it never ends but by a fault of ours
             drained = asyncio.create_task(self._drain())
             forced = asyncio.create_task(self._force.wait())
             done, _ = await asyncio.wait({drained, forced}, return_when=asyncio.FIRST_COMPLETED)

@@ -50,7 +50,9 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_MAX_NEW_TOKENS: _FinishReason.ValueType  # 3
     """max_new_tokens reached."""
     FINISH_REASON_CONTEXT_LENGTH: _FinishReason.ValueType  # 4
-    """No room left in the context of the model."""
+    """No room left in the context of the model, or in the memory that this
+    deployment has for one sequence.
+    """
     FINISH_REASON_TIME_LIMIT: _FinishReason.ValueType  # 5
     """soft_time_limit reached."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 6
@@ -69,7 +71,9 @@ FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 2
 FINISH_REASON_MAX_NEW_TOKENS: FinishReason.ValueType  # 3
 """max_new_tokens reached."""
 FINISH_REASON_CONTEXT_LENGTH: FinishReason.ValueType  # 4
-"""No room left in the context of the model."""
+"""No room left in the context of the model, or in the memory that this
+deployment has for one sequence.
+"""
 FINISH_REASON_TIME_LIMIT: FinishReason.ValueType  # 5
 """soft_time_limit reached."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 6

@@ -78,6 +78,10 @@ class ServeError(Exception):
     """The server cannot be started as asked; the message is for the person who asked."""
 
 
+class AddressError(ServeError):
+    """An address is not of the form HOST:PORT."""
+
+
 class _Report:
     """Lines on stderr, each with the name of who says it.
 
@@ -129,7 +133,7 @@ def run(
         return code
     except (ServeError, RunFolderError) as error:
         terminal.note(f"gapless serve: {error}")
-        return terminal.FAILED
+        return terminal.USAGE if isinstance(error, AddressError) else terminal.FAILED
 
 
 async def _serve(arguments: argparse.Namespace, session: Session | None, report: _Report) -> int:
@@ -162,7 +166,7 @@ async def _announce_and(
     if session is not None:
         await session(address)
         return
-    question = '--chat "What is the capital of France?"'
+    question = '--temperature 0 --chat "What is the capital of France?"'
     report("", f"ready: gapless generate --server {address} {question}")
     report("", f"   or: gapless chat --server {address}      (Ctrl-C here stops the server)")
     await asyncio.Event().wait()
@@ -258,11 +262,11 @@ def split_address(address: str) -> tuple[str, int]:
     """``host:port`` → its parts.
 
     Raises:
-        ServeError: it is not of that form.
+        AddressError: it is not of that form.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ServeError(f"{address!r} is no HOST:PORT")
+        raise AddressError(f"{address!r} is no HOST:PORT")
     return host, int(port)
 
 
@@ -277,17 +281,17 @@ def _admin(arguments: argparse.Namespace) -> Iterator[str | None]:
     if arguments.admin_listen is None:
         yield None
         return
-    with reserved(arguments.admin_listen, 1) as address:
+    with reserved(arguments.admin_listen, 1, "--admin-listen") as address:
         yield address
 
 
 @contextmanager
-def reserved(address: str, process_count: int) -> Iterator[str]:
+def reserved(address: str, process_count: int, flag: str = "--listen") -> Iterator[str]:
     """The address to listen on, known to be free.
 
     For several processes the port is bound (not listened on) until the end, so that all of them
     get the same one even if it was given as 0. For one process it is only tried: that process
-    then reports what port it got.
+    then reports what port it got. `flag` is the one to name to whoever must choose another.
 
     Raises:
         ServeError: the port is taken, or the host is not one of this machine.
@@ -304,7 +308,7 @@ def reserved(address: str, process_count: int) -> Iterator[str]:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ServeError(
-                f"port {port} is in use: is a server running already? choose another --listen"
+                f"port {port} is in use: is a server running already? choose another {flag}"
             ) from error
         raise ServeError(f"cannot listen on {address}: {error.strerror}") from error
     if process_count == 1:

@@ -105,12 +105,18 @@ def test_a_wildcard_is_dialled_as_localhost(address: str, dialled: str) -> None:
     assert serve.reachable(address) == dialled
 
 
-@pytest.mark.parametrize("listen", ["50051", "host:", ":50051", "host:70000", "192.0.2.1:1"])
-def test_an_address_that_is_none_is_refused(
-    listen: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("flag", ["--listen", "--admin-listen"])
+@pytest.mark.parametrize("address", ["50051", "host:", ":50051", "host:70000"])
+def test_an_address_that_is_none_is_wrong_usage(
+    flag: str, address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["serve", "--listen", listen]) == 1
-    assert listen in capsys.readouterr().err
+    assert main(["serve", "--listen", "127.0.0.1:0", flag, address]) == 2
+    assert address in capsys.readouterr().err
+
+
+def test_an_address_of_another_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--listen", "192.0.2.1:1"]) == 1
+    assert "192.0.2.1:1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("gateways", ["1", "2"])
@@ -120,7 +126,10 @@ def test_a_port_in_use_is_said_before_anything_starts(
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as server:
         port = server.getsockname()[1]
         assert main(["serve", "--gateways", gateways, "--listen", f"127.0.0.1:{port}"]) == 1
-    assert capsys.readouterr().err.startswith(f"gapless serve: port {port} is in use")
+        assert capsys.readouterr().err.startswith(f"gapless serve: port {port} is in use")
+        admin = f"127.0.0.1:{port}"
+        assert main(["serve", "--listen", "127.0.0.1:0", "--admin-listen", admin]) == 1
+        assert capsys.readouterr().err.endswith("choose another --admin-listen\n")
 
 
 def test_several_processes_can_listen_on_a_reserved_port() -> None:

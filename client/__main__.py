@@ -7,6 +7,7 @@ Exit codes are in `terminal`. Each command's module is imported only when it is 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -34,6 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         terminal.discard(sys.stdout)
         return terminal.OUTPUT_CLOSED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        terminal.discard(sys.stdout)
+        terminal.note(f"gapless {parsed.command}: {error.strerror}")
+        return terminal.FAILED
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -52,11 +59,11 @@ def _run(parsed: argparse.Namespace) -> int:
             code = runner.run(getattr(commands, parsed.command)(parsed))
             return code
     except GaplessError as error:
-        for line in terminal.explain(error, parsed.server):
+        for line in terminal.explain(error, parsed.server, admin=parsed.command == "stats"):
             terminal.note(line)
         return terminal.exit_code(error)
     except ValueError as error:
-        # A number that no request can carry, such as --top-k -1.
+        # What no request can carry, such as a prompt that is not UTF-8.
         terminal.note(f"gapless {parsed.command}: {error}")
         return terminal.USAGE
 

@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
                 elif line:
                     code = chat.say(runner, line)
         except ValueError as error:
-            # A number that no request can carry, such as --top-k -1.
+            # What no request can carry, such as a line that is not UTF-8.
             terminal.note(f"gapless chat: {error}")
             return terminal.USAGE
         finally:

@@ -34,12 +34,17 @@ def generate_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_text(argument: str | None) -> str:
-    """An argument, or stdin if it is missing or ``-``."""
+    """An argument, or stdin if it is missing or ``-``. Raises ValueError: it is not UTF-8."""
     if argument is not None and argument != "-":
-        return argument
-    if sys.stdin.isatty():
-        terminal.note("reading from the terminal: end with Ctrl-D")
-    return sys.stdin.read()
+        text = argument
+    else:
+        if sys.stdin.isatty():
+            terminal.note("reading from the terminal: end with Ctrl-D")
+        text = sys.stdin.read()
+    # Python keeps a byte that it cannot decode as a lone surrogate, which no request can carry.
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("the text is not valid UTF-8")
+    return text
 
 
 def messages_of(text: str, system: str | None) -> list[dict[str, str]]:
@@ -86,6 +91,8 @@ async def generate(arguments: argparse.Namespace) -> int:
     """`gapless generate`."""
     options = generate_options(arguments)
     if arguments.token_ids is not None:
+        if arguments.prompt is not None or arguments.chat or arguments.system is not None:
+            raise ValueError("--token-ids is the whole prompt: give neither text nor --chat")
         prompt: dict[str, Any] = {"token_ids": arguments.token_ids}
     elif arguments.chat or arguments.system is not None:
         prompt = {"messages": messages_of(read_text(arguments.prompt), arguments.system)}

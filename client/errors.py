@@ -135,6 +135,10 @@ def from_call(error: grpc.aio.AioRpcError, *, received_any: bool = False) -> Gap
             text = "the server is there but takes no requests now: it is starting or draining"
         else:
             kind = NoServerError
+    elif code == "UNAVAILABLE" and reason is None:
+        text = f"the connection to the server broke: {text}"
+    elif code == "DEADLINE_EXCEEDED" and reason is None:
+        text = "the time that the call was given ran out"
     return kind(
         text or code,
         code=code,

@@ -17,6 +17,8 @@ DEFAULT_SERVER: Final = "localhost:50051"
 SERVER_VARIABLE: Final = "GAPLESS_SERVER"
 ADMIN_VARIABLE: Final = "GAPLESS_ADMIN"
 DEFAULT_LISTEN: Final = "127.0.0.1:50051"
+UINT32_MAX: Final = 2**32 - 1
+UINT64_MAX: Final = 2**64 - 1
 
 GENERATE_OPTIONS: Final = (
     "model",
@@ -49,9 +51,9 @@ environment:
 
 
 def token_ids(text: str) -> list[int]:
-    """Ids separated by commas or blanks."""
+    """Ids separated by commas or blanks; each fits the 32 bits of a request's field."""
     parts = re.split(r"[\s,]+", text.strip(" \t\n,"))
-    if not all(part.isdecimal() for part in parts):
+    if not all(part.isdecimal() and int(part) <= UINT32_MAX for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of token ids such as 1,2,3")
     return [int(part) for part in parts]
 
@@ -65,11 +67,13 @@ class _ShowVersion(argparse.Action):
         sys.exit(0)
 
 
-def _at_least(low: int) -> Callable[[str], int]:
+def _at_least(low: int, high: int | None = None) -> Callable[[str], int]:
     def integer(text: str) -> int:
         value = int(text)
         if value < low:
             raise argparse.ArgumentTypeError(f"{value} is less than {low}")
+        if high is not None and value > high:
+            raise argparse.ArgumentTypeError(f"{value} is more than {high}")
         return value
 
     return integer
@@ -159,20 +163,22 @@ def _server_parent() -> argparse.ArgumentParser:
 
 
 def _sampling_parent() -> argparse.ArgumentParser:
+    # What a field of a request cannot carry; any other value is the server's to judge.
+    uint32 = _at_least(0, UINT32_MAX)
     parent = argparse.ArgumentParser(add_help=False)
     group = parent.add_argument_group("sampling and stops (default: the model's)")
     group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     group.add_argument("--top-p", type=float, metavar="P")
-    group.add_argument("--top-k", type=int, metavar="K")
+    group.add_argument("--top-k", type=uint32, metavar="K")
     group.add_argument("--min-p", type=float, metavar="P")
-    group.add_argument("--seed", type=int, metavar="N")
-    group.add_argument("--max-new-tokens", type=int, metavar="N")
-    group.add_argument("--min-new-tokens", type=int, metavar="N")
+    group.add_argument("--seed", type=_at_least(0, UINT64_MAX), metavar="N")
+    group.add_argument("--max-new-tokens", type=uint32, metavar="N")
+    group.add_argument("--min-new-tokens", type=uint32, metavar="N")
     group.add_argument(
         "--stop", dest="stop_strings", action="append", metavar="TEXT", help="may be repeated"
     )
     group.add_argument(
-        "--stop-token-id", dest="stop_token_ids", action="append", type=int, metavar="ID"
+        "--stop-token-id", dest="stop_token_ids", action="append", type=uint32, metavar="ID"
     )
     group.add_argument(
         "--include-stop", dest="include_stop_in_text", action="store_true", default=None

@@ -69,10 +69,13 @@ def closing_line(completed: Completed, first_token_s: float | None, total_s: flo
     return " · ".join(parts)
 
 
-def explain(error: GaplessError, address: str) -> list[str]:
-    """What to tell a person about a failed call; one string a line."""
+def explain(error: GaplessError, address: str, *, admin: bool = False) -> list[str]:
+    """What to tell a person about a failed call, to the admin service or not; a string a line."""
     from gapless.client.errors import NoServerError
 
+    # The public port of a server answers too, but knows no call of the admin service.
+    if admin and (isinstance(error, NoServerError) or error.code == "UNIMPLEMENTED"):
+        return [f"no admin service at {address}: start one with `gapless serve --admin-listen`"]
     if isinstance(error, NoServerError):
         return [f"no server at {address}: start one with `gapless serve`"]
     label = error.reason or error.code

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import pytest
 from google.rpc import error_details_pb2
 
@@ -160,6 +161,9 @@ def test_a_missing_server_is_said_with_code_3(arguments: Sequence[str]) -> None:
         ("fly",),
         ("generate", "hi", "--temperature", "warm"),
         ("generate", "hi", "--top-k", "-1"),
+        ("generate", "hi", "--seed", str(2**64)),
+        ("generate", "hi", "--stop-token-id", str(2**32)),
+        ("generate", "hi", "--token-ids", "1"),
         ("generate", "--token-ids", "one"),
         ("detokenize", "one"),
         ("serve", "--gateways", "0"),
@@ -169,6 +173,55 @@ def test_wrong_usage_is_code_2(arguments: Sequence[str]) -> None:
     ran = asyncio.run(gapless(*arguments, GAPLESS_SERVER=NOBODY))
     assert ran.code == 2
     assert "Traceback" not in ran.err
+
+
+def test_a_number_that_no_request_can_carry_is_said_with_its_flag() -> None:
+    ran = asyncio.run(gapless("generate", "hi", "--max-new-tokens", "-1", GAPLESS_SERVER=NOBODY))
+    assert ran.err.endswith("argument --max-new-tokens: -1 is less than 0\n")
+
+
+@pytest.mark.parametrize("command", ["generate", "tokenize"])
+def test_a_text_that_is_not_utf_8_is_wrong_usage(command: str) -> None:
+    async def body() -> None:
+        process = await start(command, GAPLESS_SERVER=NOBODY, PYTHONUTF8="1")
+        _, err = await process.communicate(b"caf\xe9")
+        assert process.returncode == 2
+        assert err.decode() == f"gapless {command}: the text is not valid UTF-8\n"
+
+    asyncio.run(body())
+
+
+def test_output_that_finds_no_space_is_said() -> None:
+    async def body(server: Standin) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *MODULE,
+            "generate",
+            "hi",
+            "--server",
+            server.address,
+            stdout=full,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, err = await process.communicate()
+        assert process.returncode == 1
+        assert err.decode() == "gapless generate: No space left on device\n"
+
+    with open("/dev/full", "w") as full:
+        with_server(body)
+
+
+async def breaks(request: Any, context: Any) -> Events:
+    yield started()
+    yield delta("so far", 0)
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+
+def test_an_end_that_grpc_made_is_said_in_words() -> None:
+    ran, _ = run("generate", "hi", script=breaks)
+    assert (ran.code, ran.out) == (1, "so far\n")
+    assert ran.err == "UNAVAILABLE: the connection to the server broke: Socket closed\n"
+    ran, _ = run("generate", "hi", "--timeout-s", "0")
+    assert ran.err == "DEADLINE_EXCEEDED: the time that the call was given ran out\n"
 
 
 def test_the_small_commands() -> None:

@@ -59,4 +59,7 @@ def test_stats_need_an_address() -> None:
     ran = asyncio.run(gapless("stats", GAPLESS_ADMIN=""))
     assert ran.code == 2
     ran = asyncio.run(gapless("stats", "--admin", NOBODY))
-    assert (ran.code, ran.err) == (3, f"no server at {NOBODY}: start one with `gapless serve`\n")
+    assert ran.code == 3
+    assert ran.err == (
+        f"no admin service at {NOBODY}: start one with `gapless serve --admin-listen`\n"
+    )

@@ -45,6 +45,8 @@ class Planner:
             self._continue_prompts(budget, chunks)
         if placement.waiting and not is_short:
             self._seat_waiting(budget, chunks, assignments)
+        if len(chunks) > 1 and not budget.is_spent:
+            self._widen(budget, chunks)
         if not len(decode) and not chunks:
             assert not assignments, "blocks without a row"
             return None
@@ -123,10 +125,12 @@ class Planner:
     def _continue_prompts(self, budget: StepBudget, chunks: list[Chunk]) -> None:
         """Chunks of the prompts that run, in order, as far as the budget goes."""
         behind = np.flatnonzero(self._wants_row(gap_min=2)).tolist()
+        others = len(behind) + len(self._placement.waiting)
         for sequence in in_order(self._seats.sequence(seat) for seat in behind):
             if budget.is_spent:
                 return
-            chunks.append(self._chunk(sequence, budget))
+            others -= 1
+            chunks.append(self._chunk(sequence, budget, is_shared=others > 0))
 
     def _seat_waiting(
         self, budget: StepBudget, chunks: list[Chunk], assignments: list[Int32s]
@@ -146,17 +150,35 @@ class Planner:
             assignments.append(placement.seat(sequence, block_count))
             assert len(assignments[-1]) == cost, (len(assignments[-1]), cost)
             budget.spend(assignments=cost)
-            chunks.append(self._chunk(sequence, budget))
+            chunks.append(self._chunk(sequence, budget, is_shared=bool(placement.waiting)))
 
-    def _chunk(self, sequence: Sequence, budget: StepBudget) -> Chunk:
+    def _widen(self, budget: StepBudget, chunks: list[Chunk]) -> None:
+        """Gives the tokens that nobody wanted to the first chunks that can use them."""
+        for place, chunk in enumerate(chunks):
+            missing = self._chunk_end(chunk.seat) - chunk.start - chunk.length
+            room = self._config.chunk_tokens_max - chunk.length
+            extra = min(missing, room, budget.tokens)
+            if extra:
+                budget.spend(tokens=extra)
+                chunks[place] = self._cut(chunk.seat, chunk.start, chunk.length + extra)
+
+    def _chunk(self, sequence: Sequence, budget: StepBudget, *, is_shared: bool) -> Chunk:
         """The next row of a sequence that has several known tokens to compute.
 
         After a rewind the last known token may stand at a border, its block not yet taken: it is
         left to a decode row.
         """
-        seats, seat = self._seats, sequence.seat_held
-        start, total = int(seats.scheduled_length[seat]), int(seats.total_length[seat])
-        capacity = int(seats.block_count[seat]) * self._config.block_tokens
-        length = budget.chunk(min(total, capacity) - start)
+        seat = sequence.seat_held
+        start = int(self._seats.scheduled_length[seat])
+        length = budget.chunk(self._chunk_end(seat) - start, is_shared=is_shared)
         budget.spend(rows=1, tokens=length)
+        return self._cut(seat, start, length)
+
+    def _chunk_end(self, seat: int) -> int:
+        """The position before which a row of the seat must end."""
+        capacity = int(self._seats.block_count[seat]) * self._config.block_tokens
+        return min(int(self._seats.total_length[seat]), capacity)
+
+    def _cut(self, seat: int, start: int, length: int) -> Chunk:
+        total = int(self._seats.total_length[seat])
         return Chunk(seat=seat, start=start, length=length, samples=start + length == total)

@@ -4,7 +4,9 @@ Pure functions and one small object; nothing here moves a sequence. `planner.py`
 
 * Every running sequence that can decode gets its row, before anything else.
 * What is left of the step's tokens goes to prompts that run, then to sequences that wait; both in
-  order of priority, then arrival. Nobody overtakes the first of the queue.
+  order of priority, then arrival. Nobody overtakes the first of the queue, but a prompt takes no
+  more than half of what is left while others want some: a short one does not wait for a long one.
+  What nobody wanted goes to the first ones after all.
 * Blocks left for growth: a sequence is seated only if one block a running sequence stays free.
 * When blocks run short, the last in that order gives way, never the first: so the first always
   gets on, and with it everybody in the end.
@@ -14,9 +16,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Final
 
 from gapless.scheduler.config import CoreConfig
 from gapless.scheduler.request import Sequence
+
+SHARE_TOKENS_MIN: Final = 16
+"""A prompt that shares a step gets so many tokens at least, if they are there: rows cost too."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,11 +49,15 @@ class StepBudget:
         """No further row fits."""
         return self.rows == 0 or self.tokens == 0
 
-    def chunk(self, remaining_tokens: int) -> int:
-        """Tokens of a row that has `remaining_tokens` to compute; 0 if no row fits."""
+    def chunk(self, remaining_tokens: int, *, is_shared: bool) -> int:
+        """Tokens of a row that has `remaining_tokens` to compute; 0 if no row fits.
+
+        `is_shared`: others want tokens of this step too.
+        """
         if self.rows == 0:
             return 0
-        return min(remaining_tokens, self.chunk_tokens_max, self.tokens)
+        share = max((self.tokens + 1) // 2, SHARE_TOKENS_MIN) if is_shared else self.tokens
+        return min(remaining_tokens, self.chunk_tokens_max, self.tokens, share)
 
     def spend(self, *, rows: int = 0, tokens: int = 0, assignments: int = 0) -> None:
         self.rows -= rows

@@ -31,13 +31,13 @@ def sequence(arrival: int, **changes: int) -> Sequence:
 
 def test_a_chunk_is_cut_to_what_is_left() -> None:
     budget = StepBudget(rows=2, tokens=10, assignments=0, chunk_tokens_max=6)
-    assert budget.chunk(4) == 4
-    assert budget.chunk(9) == 6
+    assert budget.chunk(4, is_shared=False) == 4
+    assert budget.chunk(9, is_shared=False) == 6
     budget.spend(rows=1, tokens=6)
-    assert budget.chunk(9) == 4
+    assert budget.chunk(9, is_shared=False) == 4
     budget.spend(rows=1, tokens=1)
     assert budget.is_spent
-    assert budget.chunk(9) == 0
+    assert budget.chunk(9, is_shared=False) == 0
 
 
 def test_nobody_spends_more_than_there_is() -> None:
@@ -79,3 +79,14 @@ def test_limits_are_cut_to_what_the_executor_can() -> None:
 def test_a_frame_must_hold_the_largest_admission() -> None:
     with pytest.raises(AssertionError, match="one admission may need"):
         config(assignment_max=100)
+
+
+def test_who_shares_a_step_takes_half_of_what_is_left() -> None:
+    budget = StepBudget(rows=4, tokens=101, assignments=0, chunk_tokens_max=1000)
+    assert budget.chunk(500, is_shared=True) == 51
+    assert budget.chunk(7, is_shared=True) == 7, "who needs less takes less"
+    assert budget.chunk(500, is_shared=False) == 101
+    budget.spend(rows=1, tokens=80)
+    assert budget.chunk(500, is_shared=True) == 16, "a row is worth a few tokens at least"
+    budget.spend(rows=1, tokens=16)
+    assert budget.chunk(500, is_shared=True) == 5, "if they are there"

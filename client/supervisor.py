@@ -40,6 +40,8 @@ from gapless.client.supervision import (
 
 READY_FD: Final = "{ready_fd}"
 """Stands in a command for the number of the file descriptor to say `ready` on."""
+SAME_MOMENT_S: Final = 0.1
+"""Signals closer together are one request: `timeout` signals its child, then the whole group."""
 LAST_WORDS_S: Final = 1.0
 """How long the output of a dead child is still read: others may hold its pipe open."""
 LINE_BYTES_MAX: Final = 64 * 1024
@@ -155,11 +157,19 @@ async def _spawn(
 
 @contextlib.contextmanager
 def _signals(on_signal: Callable[[str], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT go to `on_signal`, by name."""
+    """SIGTERM and SIGINT go to `on_signal`, by name; what comes at the same moment is one."""
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)
+    last_s = -SAME_MOMENT_S
+
+    def deliver(name: str) -> None:
+        nonlocal last_s
+        if loop.time() - last_s >= SAME_MOMENT_S:
+            last_s = loop.time()
+            on_signal(name)
+
     for number in numbers:
-        loop.add_signal_handler(number, on_signal, number.name)
+        loop.add_signal_handler(number, deliver, number.name)
     try:
         yield
     finally:

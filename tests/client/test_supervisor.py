@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from gapless.client.supervision import EXIT_CHILD_DIED, EXIT_FORCED, EXIT_OK, Plan
-from gapless.client.supervisor import LINE_BYTES_MAX, READY_FD, Lines, Supervisor, run_once
+from gapless.client.supervisor import (
+    LINE_BYTES_MAX,
+    READY_FD,
+    SAME_MOMENT_S,
+    Lines,
+    Supervisor,
+    run_once,
+)
 
 NAMES = ("scheduler", "executor", "gateway")
 CHILD = Path(__file__).with_name("child.py")
@@ -117,11 +124,25 @@ def test_an_error_of_the_session_stops_all_and_comes_out() -> None:
 def test_a_second_signal_forces() -> None:
     def again(name: str, line: str) -> None:
         if (name, line) == ("gateway", "draining"):
-            os.kill(os.getpid(), signal.SIGINT)
+            loop = asyncio.get_running_loop()
+            loop.call_later(2 * SAME_MOMENT_S, os.kill, os.getpid(), signal.SIGINT)
 
     code, reported = supervise(signal_itself, again, gateway=child("--deaf"))
     assert code == EXIT_FORCED
     assert "scheduler|draining" not in reported
+
+
+def test_signals_of_the_same_moment_are_one() -> None:
+    """Such as those of `timeout`, which signals its child and then the whole group."""
+
+    async def session(lines: Mapping[str, str]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    code, reported = supervise(session)
+    assert code == EXIT_OK
+    assert reported[-1] == "executor|stopped"
 
 
 def test_one_that_does_not_stop_in_time_is_killed() -> None:

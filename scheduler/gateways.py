@@ -20,6 +20,7 @@ import zmq
 from gapless.protos import rendezvous
 from gapless.protos.messages import (
     Beat,
+    GatewayGoodbye,
     GatewayHello,
     GatewayWord,
     ModelFacts,
@@ -73,12 +74,15 @@ class Gateways:
     def receive(self, now: float, count_max: int) -> Iterator[tuple[GatewayIndex, GatewayWord]]:
         """Words that are there already, at most `count_max`; what is no word is dropped."""
         for peer, data in self._router.receive(count_max):
-            index = self._index(now, peer)
             try:
                 word = self._decoder.decode(data)
             except (msgspec.MsgspecError, RecursionError) as error:
+                index = self._index(now, peer)
                 log.error("gateway %d: dropped %d bytes: %s", index, len(data), error)
                 continue
+            if isinstance(word, GatewayGoodbye) and peer not in self._indices:
+                continue  # the end of its connection was noticed before this last word was read
+            index = self._index(now, peer)
             if isinstance(word, GatewayHello):
                 self._gateways[index].hello = word
             yield index, word

@@ -108,12 +108,14 @@ def _check_folder(model: Path) -> None:
 def default_threads() -> int:
     """``$OMP_NUM_THREADS`` if that is a number, else the cores of this process less one.
 
-    The one is left to the I/O thread and to the scheduler, whose work is short and urgent.
+    The one is left to the I/O thread and to the scheduler, whose work is short and urgent. Of two
+    cores it would be half the machine: there all are used.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
-    return max(1, len(os.sched_getaffinity(0)) - 1)
+    cores = len(os.sched_getaffinity(0))
+    return cores if cores <= 2 else cores - 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -131,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--row-max", type=_at_least(1), default=64, metavar="N", help="rows a step (64)")
     add("--token-max", type=_at_least(1), default=512, metavar="N", help="tokens a step (512)")
     add("--context-length-max", type=_at_least(2), metavar="N", help="default: the model's")
-    add("--threads", type=_at_least(1), metavar="N", help="default: cores less one")
+    add("--threads", type=_at_least(1), metavar="N", help="default: cores less one, of two both")
     add("--ready-fd", type=int, metavar="N", help="gets the line 'ready' once attached")
     return parser
 

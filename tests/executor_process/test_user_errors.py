@@ -130,5 +130,7 @@ def test_threads_leave_one_core_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 4})
     assert default_threads() == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1})
+    assert default_threads() == 2
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0})
     assert default_threads() == 1

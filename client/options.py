@@ -214,6 +214,11 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--row-max", type=_at_least(1), metavar="N")
     group.add_argument("--token-max", type=_at_least(1), metavar="N")
     group.add_argument("--context-length-max", type=_at_least(2), metavar="N")
+    group.add_argument(
+        "--attention",
+        choices=("auto", "flashinfer", "fa3", "gather"),
+        help="kernels on a GPU; default: the first of these that is installed and fits the model",
+    )
     group.add_argument("--threads", type=_at_least(1), metavar="N")
     group = parser.add_argument_group("gateway (default: its own)")
     group.add_argument("--flush-interval-ms", type=_at_least(0), metavar="N")

@@ -53,6 +53,7 @@ PASSED_ON: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "executor": (
         "device",
+        "attention",
         "dtype",
         "kv_blocks",
         "block_tokens",

@@ -13,7 +13,7 @@ from gapless.scheduler.pipeline import Pipeline
 from gapless.scheduler.placement import Placement
 from gapless.scheduler.registry import Registry
 from gapless.scheduler.request import Phase
-from gapless.scheduler.seats import Seats, some
+from gapless.scheduler.seats import Seats
 
 
 def check(placement: Placement, pipeline: Pipeline, registry: Registry) -> None:
@@ -43,7 +43,7 @@ def _check_blocks(placement: Placement) -> None:
 def _check_seats(placement: Placement) -> None:
     """Each seat is free, or fenced, or holds exactly one live sequence."""
     seats, pool = placement.seats, placement.free_seats
-    live = np.flatnonzero(seats.live).astype(np.int32)
+    live = seats.live.nonzero()[0].astype(np.int32)
     _check_partition(live, pool.free_numbers(), pool.fenced_numbers(), pool.count, "seat")
     holders = seats.holders()
     assert [sequence.seat for sequence in holders] == live.tolist(), "a seat is not its holder's"
@@ -61,7 +61,8 @@ def _check_partition(owned: Int32s, free: Int32s, fenced: Int32s, count: int, ki
     assert len(times) == count + 1, f"{kind} {len(times) - 1} does not exist"
     assert times[SCRATCH_BLOCK] == 0, f"scratch {kind} in use"
     assert len(everywhere) == count, f"{len(everywhere)} {kind}s of {count}"
-    assert not some(times[1:] != 1), f"{kind}s not in one place: {np.flatnonzero(times != 1)}"
+    astray = np.count_nonzero(times[1:] != 1)
+    assert not astray, f"{kind}s not in one place: {np.flatnonzero(times != 1)}"
 
 
 def _check_flights(seats: Seats, pipeline: Pipeline) -> None:
@@ -71,12 +72,13 @@ def _check_flights(seats: Seats, pipeline: Pipeline) -> None:
         sampling = flight.seats if flight.samples is None else flight.seats[flight.samples]
         expected[sampling] += 1
         live = flight.seats[seats.live[flight.seats]]
-        assert not some(seats.last_step[live] < flight.step), seats.last_step
+        assert not np.count_nonzero(seats.last_step[live] < flight.step), seats.last_step
     placeholders = seats.total_length - seats.known_length
-    assert not some(placeholders != expected * seats.live), (placeholders, expected)
+    assert not np.count_nonzero(placeholders != expected * seats.live), (placeholders, expected)
     is_behind = seats.acknowledged_length < seats.scheduled_length
     has_landed = seats.last_step <= pipeline.published_step - len(pipeline.flights)
-    assert not some(is_behind & has_landed & seats.live), "unacknowledged without a flight"
+    is_lost = is_behind & has_landed & seats.live
+    assert not np.count_nonzero(is_lost), "unacknowledged without a flight"
 
 
 def _check_fence(placement: Placement, pipeline: Pipeline) -> None:
@@ -87,4 +89,4 @@ def _check_fence(placement: Placement, pipeline: Pipeline) -> None:
     is_free = np.zeros(len(placement.seats.live), np.bool_)
     is_free[placement.free_seats.free_numbers()] = True
     for flight in pipeline.flights:
-        assert not some(is_free[flight.seats]), f"a seat of step {flight.step} is free"
+        assert not np.count_nonzero(is_free[flight.seats]), f"a seat of step {flight.step} is free"

@@ -34,7 +34,7 @@ class Planner:
         placement = self._placement
         budget = StepBudget.of(self._config)
         assignments: list[Int32s] = []
-        decode = np.flatnonzero(self._wants_row(gap_min=1, gap_max=1))
+        decode = self._wants_row(gap_min=1, gap_max=1).nonzero()[0]
         is_short = False
         if placement.blocks.free_count < 2 * len(decode):
             decode, is_short = self._relieve(decode, now)
@@ -124,7 +124,7 @@ class Planner:
 
     def _continue_prompts(self, budget: StepBudget, chunks: list[Chunk]) -> None:
         """Chunks of the prompts that run, in order, as far as the budget goes."""
-        behind = np.flatnonzero(self._wants_row(gap_min=2)).tolist()
+        behind = self._wants_row(gap_min=2).nonzero()[0].tolist()
         others = len(behind) + len(self._placement.waiting)
         for sequence in in_order(self._seats.sequence(seat) for seat in behind):
             if budget.is_spent:

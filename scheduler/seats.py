@@ -194,13 +194,14 @@ class Seats:
         assert not live[0], "the scratch seat is empty"
         known, total = self.known_length, self.total_length
         scheduled, acknowledged = self.scheduled_length, self.acknowledged_length
-        assert not some(acknowledged > scheduled), (acknowledged, scheduled)
-        assert not some((acknowledged < known) != live), (acknowledged, known, live)
-        assert not some(known > total), (known, total)
-        assert not some(total > self.limit_length), (total, self.limit_length)
-        assert not some((scheduled < total) != live), (scheduled, total, live)
-        assert not some(scheduled > self.block_count * self._block_tokens), "KV without a block"
-        assert not some(self.runs > live), "an empty seat runs"
+        assert not np.count_nonzero(acknowledged > scheduled), (acknowledged, scheduled)
+        assert not np.count_nonzero((acknowledged < known) != live), (acknowledged, known, live)
+        assert not np.count_nonzero(known > total), (known, total)
+        assert not np.count_nonzero(total > self.limit_length), (total, self.limit_length)
+        assert not np.count_nonzero((scheduled < total) != live), (scheduled, total, live)
+        capacity = self.block_count * self._block_tokens
+        assert not np.count_nonzero(scheduled > capacity), "KV without a block"
+        assert not np.count_nonzero(self.runs > live), "an empty seat runs"
         assert self.live_count == np.count_nonzero(live), self.live_count
 
 

@@ -137,7 +137,7 @@ class FakeExecutor:
         rows, cells = frame.rows, self._memory.cells
         block_tokens = cells.shape[1]
         ids = frame.token_ids.copy()
-        carried = np.flatnonzero(rows.carry_row != NO_CARRY)
+        carried = (rows.carry_row != NO_CARRY).nonzero()[0]
         if len(carried):
             ids[rows.query_start[carried]] = self._outputs[rows.carry_row[carried]]
         longest = int(rows.context_length.max())
@@ -145,14 +145,14 @@ class FakeExecutor:
         blocks_at = self._layout.blocks_at
         tables = self.table[rows.seat, blocks_at : blocks_at + place_count].astype(np.intp)
         last = rows.context_length - 1
-        longer = np.flatnonzero(rows.query_length > 1)
+        longer = (rows.query_length > 1).nonzero()[0]
         decode_count = int(longer[0]) if len(longer) else len(last)
         for row in range(decode_count, len(last)):
             start, length = int(rows.query_start[row]), int(rows.query_length[row])
             self._write_chunk(tables[row], ids[start : start + length], int(last[row]))
         read = cells.take(tables, axis=0).reshape(len(last), place_count * block_tokens)
         self._write_decode(tables, read, last[:decode_count], ids)
-        is_read = self._causal[last, : place_count * block_tokens]
+        is_read = self._causal.take(last, axis=0)[:, : place_count * block_tokens]
         seeds = self.table[rows.seat, SEED_LOW : SEED_HIGH + 1].view(np.uint64)[:, 0]
         digest = read.sum(axis=1, where=is_read) + seeds * _SPREAD
         digest += rows.context_length.astype(np.uint64)

@@ -6,11 +6,13 @@ An interceptor around every method of every service on the port (health and refl
   UNKNOWN, a code that this server never sends);
 * a `Failure` becomes its status;
 * any other exception is ours: INTERNAL / ENGINE_ERROR to the client, the traceback to the log;
-* a cancelled call and an aborted one pass untouched, as does a write to a client that has gone.
+* a cancelled call and an aborted one pass untouched;
+* an operation that gRPC could not do any more, as the call is over, ends the call as cancelled.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
@@ -79,13 +81,24 @@ def _refuse_malformed(request: object) -> None:
 
 async def _fail(context: Any, error: Exception, method: str, request: object) -> None:
     """Ends the call as `error` demands; returns only if the error must pass as it is."""
+    if isinstance(error, grpc.aio.InternalError):
+        raise _cancelled(error, method) from None
     if isinstance(error, grpc.aio.BaseError):  # aborted, or over already
         return
     if not isinstance(error, Failure):
         request_id = getattr(request, "request_id", "")
         _LOG.error("%s failed, request %r", method, request_id, exc_info=error)
         error = failures.engine_error(request_id)
-    await failures.abort(context, error)
+    try:
+        await failures.abort(context, error)
+    except grpc.aio.InternalError as late:
+        raise _cancelled(late, method) from None
+
+
+def _cancelled(error: grpc.aio.InternalError, method: str) -> asyncio.CancelledError:
+    """What a call ends with that is over: gRPC may notice only after we do, and is then loud."""
+    _LOG.info("%s: the call was over already: %s", method, error)
+    return asyncio.CancelledError()
 
 
 def _guard_unary(behaviour: _Handler, method: str) -> _Handler:

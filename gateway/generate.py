@@ -200,6 +200,7 @@ class _Call:
         await stream.wait_due()
         if stream.taken == len(stream.tokens):
             self._raise_failure()  # before the first message: the client may simply try again
+        await self._write_headers()
         await self._write(self._started())
         if self._valid.output.prompt_token_ids:
             await self._write_prompt()
@@ -229,6 +230,17 @@ class _Call:
         if failure.reason is Reason.ENGINE_ERROR:
             failure.metadata.setdefault("requestId", self._record.request_id)
         raise failure
+
+    async def _write_headers(self) -> None:
+        """Sends the headers alone: no window of the client holds those back.
+
+        With a first message that the client does not take they would stay unsent, and gRPC lets
+        no call end before its headers are on their way.
+        """
+        stream = self._stream
+        stream.write_since_s = time.monotonic()
+        await self._context.send_initial_metadata(())
+        stream.write_since_s = None
 
     async def _write(self, message: inference_pb2.GenerateResponse) -> None:
         """Waits while the client is slow, for as long as `Streams.end_slow` lets it."""

@@ -59,7 +59,7 @@ class Header(enum.IntEnum):
     CONTEXT_LENGTH_MAX = 7
     FEATURES = 8
     PUBLISHED_NS = 9
-    """CLOCK_MONOTONIC when the scheduler published the frame."""
+    """CLOCK_MONOTONIC when the scheduler began to build the frame that it then published."""
 
 
 class ResultHeader(enum.IntEnum):

@@ -7,13 +7,18 @@ What a gap is, and how it is cut into four parts, is written down in `protos.bub
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from gapless.protos.step_log import Steps
 
 Nanoseconds = npt.NDArray[np.int64]
+
+NEIGHBOURS: Final = 100
+REGULAR_FACTOR: Final = 1.1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,3 +86,21 @@ def decode_periods_ns(steps: Steps) -> Nanoseconds:
     decodes = own["row_count"] == own["token_count"]
     period: Nanoseconds = np.diff(own["started_ns"])[decodes[1:] & decodes[:-1]]
     return period
+
+
+def regular_share(period_ns: Nanoseconds) -> float | None:
+    """Share of the steps that took at most REGULAR_FACTOR times the median of their neighbours.
+
+    Neighbours of a step are the NEIGHBOURS others that are nearest to it in ``[n]``: half of them
+    on each side, or more on the one where there are enough. So a time that grows with the context
+    does not count, and a step that stands out does. None: too few steps.
+    """
+    last = len(period_ns) - 1 - NEIGHBOURS
+    if last < 0:
+        return None
+    places = np.arange(len(period_ns))
+    begin = np.clip(places - NEIGHBOURS // 2, 0, last)
+    windows = sliding_window_view(period_ns, NEIGHBOURS + 1)[begin]
+    others = np.arange(NEIGHBOURS + 1) != (places - begin)[:, None]
+    medians = np.median(windows[others].reshape(-1, NEIGHBOURS), axis=1)
+    return float((period_ns <= REGULAR_FACTOR * medians).mean())

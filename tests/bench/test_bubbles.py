@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,3 +77,32 @@ def test_periods_are_of_steps_that_only_decode() -> None:
     steps = step_log([(0, 0, 0, 0, start, start + 5, 0, 0) for start in (10, 20, 31, 43, 56)])
     steps["token_count"][2] = 50
     assert bubbles.decode_periods_ns(steps).tolist() == [13]
+
+
+def test_regular_steps_stay_near_the_median_of_their_neighbours() -> None:
+    growing = np.arange(1_000, 3_000)
+    assert bubbles.regular_share(growing) == 1.0
+    uneven = growing.copy()
+    uneven[[0, 500, 1_999]] = 2 * growing[[0, 500, 1_999]]
+    assert bubbles.regular_share(uneven) == 1_997 / 2_000
+
+
+def test_the_bound_of_a_regular_step_is_a_tenth_above_its_neighbours() -> None:
+    period = np.full(101, 1_000)
+    period[50] = 1_100
+    assert bubbles.regular_share(period) == 1.0
+    period[50] = 1_101
+    assert bubbles.regular_share(period) == 100 / 101
+    assert bubbles.regular_share(period[:100]) is None
+
+
+@given(st.lists(st.integers(1, 2_000), min_size=101, max_size=160))
+def test_regularity_is_that_of_the_plain_definition(durations: list[int]) -> None:
+    last = len(durations) - 101
+    regular = 0
+    for place, duration in enumerate(durations):
+        begin = min(max(place - 50, 0), last)
+        others = durations[begin:place] + durations[place + 1 : begin + 101]
+        regular += duration <= 1.1 * statistics.median(others)
+    found = bubbles.regular_share(np.array(durations))
+    assert found == regular / len(durations)

@@ -189,7 +189,8 @@ def _sampling_parent() -> argparse.ArgumentParser:
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", default="demo", help="demo (default), a model folder, a GGUF file, a hub name")
+    models = "demo (default), a model folder, a GGUF file, a hub name, or preset:NAME"
+    add("--model", default="demo", help=f"{models} (random weights, to measure with)")
     add("--model-name", metavar="NAME", help="name for clients; default: from the model")
     add("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}")
     add("--admin-listen", metavar="HOST:PORT", help="default: no admin service")

@@ -31,6 +31,7 @@ from gapless.protos.model_folder import missing_files
 
 DEMO: Final = "demo"
 DEMO_NAME: Final = "smollm2-135m-instruct"
+PRESET_PREFIX: Final = "preset:"
 MODEL: Final = "model"
 """Name of the process that prepares the model."""
 KEPT_LINES_MAX: Final = 100
@@ -229,9 +230,12 @@ def make_commands(
         start = python_module(f"gapless.{kind}", "--run-folder", folder, "--ready-fd", READY_FD)
         return [*start, *map(str, more), *passed]
 
+    # The weights of a preset are drawn where they are needed.
+    is_preset = arguments.model.startswith(PRESET_PREFIX)
+    weights = arguments.model if is_preset else model_folder
     commands: dict[str, Sequence[str]] = {
         "scheduler": command("scheduler"),
-        "executor": command("executor", "--model", model_folder),
+        "executor": command("executor", "--model", weights),
     }
     shared = ["--model", str(model_folder), "--model-name", model_name(arguments)]
     shared += ["--listen", listen]

@@ -3,8 +3,10 @@
     python -m gapless.executor.prepare MODEL [--cache FOLDER]
 
 MODEL is a model folder, a GGUF file or a folder with exactly one, the name of a repository on the
-Hugging Face hub, or ``demo``. The last line on stdout is the model folder's path; progress goes to
-stderr. Called by people, by `gapless serve` before it starts the processes, and by tests.
+Hugging Face hub, ``demo``, or ``preset:NAME``. The last line on stdout is the model
+folder's path; progress goes to stderr. Called by people, by `gapless serve` before it starts the processes, and by tests.
+
+Of a preset only what a gateway reads is made, as its weights are drawn by the executor itself.
 
 Owns the conversion. Weights of a GGUF file are dequantised to float32, which is exact; config,
 generation config, tokenizer and chat template are kept as transformers reads them. Where they
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gapless.executor import demo_model
-from gapless.executor.config import LOG_FORMAT, UserError
+from gapless.executor.config import LOG_FORMAT, PRESET_PREFIX, UserError
 from gapless.executor.model_cache import default_cache, made_once
 from gapless.protos.model_folder import DESCRIPTION_FILES, missing_files
 
@@ -42,7 +44,7 @@ def model_folder(model: str, cache: Path | None = None) -> Path:
     """The model folder of `model`, made if need be; absolute.
 
     Args:
-        model: a path, a hub name, or ``demo``.
+        model: a path, a hub name, ``demo``, or ``preset:NAME``.
         cache: where what was made is kept; default see `default_cache`.
 
     Raises:
@@ -53,6 +55,8 @@ def model_folder(model: str, cache: Path | None = None) -> Path:
     try:
         if model == DEMO:
             return _demo(cache)
+        if model.startswith(PRESET_PREFIX):
+            return _preset(model.removeprefix(PRESET_PREFIX), cache)
         if path.is_file():
             return _from_gguf(path.absolute(), cache)
         if path.is_dir():
@@ -70,6 +74,15 @@ def _demo(cache: Path) -> Path:
         return prepared
     gguf = demo_model.demo_gguf(cache)
     return made_once(prepared, lambda part: _convert(gguf, part))
+
+
+def _preset(name: str, cache: Path) -> Path:
+    from gapless.executor import presets  # here: it imports the models
+
+    if name not in presets.PRESETS:
+        raise UserError(f"no such preset: {name!r} (there are: {', '.join(presets.PRESETS)})")
+    entry = (cache / "models" / f"preset-{name}-1").absolute()
+    return made_once(entry, lambda part: presets.write_gateway_folder(name, part))
 
 
 def _from_folder(folder: Path, cache: Path) -> Path:
@@ -164,7 +177,7 @@ def _first_line(error: Exception) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 with one line on stderr if the model cannot be had."""
     parser = argparse.ArgumentParser("gapless.executor.prepare", description=__doc__)
-    parser.add_argument("model", metavar="MODEL", help="path, hub name, or 'demo'")
+    parser.add_argument("model", metavar="MODEL", help="path, hub name, 'demo' or preset:NAME")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="default: ~/.cache/gapless")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.format(process="prepare"))

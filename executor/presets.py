@@ -1,13 +1,15 @@
 """Architectures with random weights, for measuring without a checkpoint: ``--model preset:NAME``.
 
-Owns the configurations. The weights are drawn from a fixed seed, so two runs serve the same model.
-Called by loading.
+Owns the configurations, and what a gateway must have of one. The weights are drawn from a fixed
+seed, so two runs serve the same model. Called by loading and by prepare.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 PREFIX: Final = "preset:"
@@ -54,3 +56,22 @@ def preset_config(name: str) -> PreTrainedConfig:
         case "tiny":
             return LlamaConfig(**_TINY)
     raise ValueError(f"preset {name!r} is none of: {', '.join(PRESETS)}")
+
+
+def write_gateway_folder(name: str, folder: Path) -> None:
+    """Writes what a gateway reads of a model, without weights, into a folder that exists.
+
+    The first 256 tokens are the bytes, as a checkpoint's byte-level vocabulary has them; each
+    further one is a blank and its own number, so that text is as long as a model's is, and can be
+    traced back.
+    """
+    config = preset_config(name)
+    (folder / "config.json").write_text(config.to_json_string(use_diff=False))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    spellings = [*alphabet, *(f"\u0120{number}" for number in range(256, config.vocab_size))]
+    vocabulary = {spelling: number for number, spelling in enumerate(spellings)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "revision").write_text(PREFIX + name)

@@ -48,6 +48,13 @@ def test_each_process_gets_its_own_options_and_no_others() -> None:
     }
 
 
+def test_the_executor_draws_the_weights_of_a_preset_itself() -> None:
+    made = commands("--model", "preset:tiny")
+    assert values(made["executor"])["--model"] == "preset:tiny"
+    assert values(made["gateway-0"])["--model"] == "/models/m"
+    assert values(made["gateway-0"])["--model-name"] == "preset:tiny"
+
+
 def test_an_option_that_is_a_switch_has_no_value() -> None:
     assert commands("--allow-chat-template")["gateway-0"][-1] == "--allow-chat-template"
     assert "--allow-chat-template" not in commands()["gateway-0"]

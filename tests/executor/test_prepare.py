@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file
+from tokenizers import Tokenizer
 
 from gapless.executor import demo_model, prepare
 from gapless.executor.config import UserError
@@ -110,6 +111,19 @@ def test_a_model_folder_is_returned_as_it_is(tmp_path: Path) -> None:
     assert not cache.exists()
 
 
+def test_of_a_preset_only_what_a_gateway_reads_is_made(tmp_path: Path) -> None:
+    folder = prepare.model_folder("preset:tiny", tmp_path)
+    assert prepare.model_folder("preset:tiny", tmp_path) == folder
+    assert missing_files(folder) == ("*.safetensors",)
+    assert revision(folder) == "preset:tiny"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert (
+        tokenizer.get_vocab_size() == json.loads((folder / "config.json").read_text())["vocab_size"]
+    )
+    assert tokenizer.decode(tokenizer.encode("some tëxt").ids) == "some tëxt"
+    assert tokenizer.decode([300, 1023]) == " 300 1023"
+
+
 def test_what_is_no_model_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +142,7 @@ def test_what_is_no_model_is_refused_in_one_line(
         str(several): "name one of them: a.gguf, b.gguf",
         str(wrong): "is not a GGUF file",
         str(broken): "cannot convert",
+        "preset:none": "no such preset",
         "nobody/nothing": "the Hugging Face hub gave nothing of that name",
     }.items():
         assert prepare.main([model, "--cache", str(tmp_path / "cache")]) == 2

@@ -7,7 +7,7 @@ Must not know how a call is made.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -24,6 +24,11 @@ def _seconds(duration: duration_pb2.Duration) -> float:
 
 def _precise_seconds(duration: duration_pb2.Duration) -> float:
     return duration.ToNanoseconds() / 1e9
+
+
+def _sums(columns: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """Element by element, over those that are there."""
+    return tuple(map(sum, zip(*(counts for counts in columns if counts), strict=True)))
 
 
 class FinishReason(enum.Enum):
@@ -126,6 +131,8 @@ class Timing:
     time_to_first_token_s: float
     decode_s: float
     total_s: float
+    device_s: float
+    """How long the device computed, for this request or others, before its first token."""
     preemption_count: int
 
 
@@ -150,6 +157,7 @@ class Completed:
                 _seconds(timing.time_to_first_token),
                 _seconds(timing.decode_duration),
                 _seconds(timing.total_duration),
+                _seconds(timing.device_before_first_token),
                 timing.preemption_count,
             ),
             message.seed,
@@ -255,11 +263,16 @@ class ServerStats:
     """Upper bounds of the buckets of `bubble_counts`, each inclusive; the last has none."""
     bubble_counts: tuple[int, ...]
     """Steps since start, by how long the device had waited before them although there was work."""
+    step_bounds_us: tuple[int, ...]
+    """Upper bounds of the buckets of `step_token_counts`, likewise."""
+    step_token_counts: tuple[int, ...]
+    """Tokens since start, by how long the device computed the step that gave them."""
 
     @classmethod
     def read(cls, message: admin_pb2.Stats) -> Self:
         value = admin_pb2.ServerState.DESCRIPTOR.values_by_number.get(message.state)
-        histograms = [executor.bubble_histogram for executor in message.executors]
+        bubbles = [executor.bubble_histogram for executor in message.executors]
+        steps = [executor.step_histogram for executor in message.executors]
         return cls(
             value.name.removeprefix("SERVER_STATE_") if value is not None else "UNKNOWN",
             message.running_requests,
@@ -285,6 +298,8 @@ class ServerStats:
                     for field in admin_pb2.DeviceGaps.DESCRIPTOR.fields
                 }
             ),
-            next((tuple(each.upper_bounds_us) for each in histograms if each.counts), ()),
-            tuple(map(sum, zip(*(each.counts for each in histograms if each.counts), strict=True))),
+            next((tuple(each.upper_bounds_us) for each in bubbles if each.counts), ()),
+            _sums([each.counts for each in bubbles]),
+            next((tuple(each.upper_bounds_us) for each in steps if each.token_counts), ()),
+            _sums([each.token_counts for each in steps]),
         )

@@ -18,7 +18,7 @@ from gapless.gateway.generate import require_welcome
 from gapless.gateway.link import Link
 from gapless.gateway.streams import Streams
 from gapless.protos import admin_pb2, admin_pb2_grpc
-from gapless.protos.bubbles import BUBBLE_BOUNDS_US, DeviceTime
+from gapless.protos.bubbles import BUBBLE_BOUNDS_US, STEP_BOUNDS_US, DeviceTime
 from gapless.protos.messages import ServerState, Stats
 from gapless.protos.reasons import Reason
 
@@ -149,6 +149,8 @@ def stats_message(stats: Stats, open_streams: int, now_wall_s: float) -> admin_p
     if stats.last_step_s > 0:
         executor.last_step_time.FromNanoseconds(_ns(now_wall_s - stats.last_step_s))
     _add_device_time(executor, stats.device_time)
+    executor.step_histogram.upper_bounds_us.extend(STEP_BOUNDS_US)
+    executor.step_histogram.token_counts.extend(stats.step_counts)
     return message
 
 

@@ -308,6 +308,7 @@ class _Call:
         times.queue_duration.FromNanoseconds(_ns(record.queue_s))
         times.prefill_duration.FromNanoseconds(_ns(timing.prefill_s))
         times.decode_duration.FromNanoseconds(_ns(timing.decode_s))
+        times.device_before_first_token.FromNanoseconds(_ns(timing.device_s))
         times.time_to_first_token.FromNanoseconds(_ns(record.first_delta_s or 0.0))
         times.total_duration.FromNanoseconds(_ns(time.monotonic() - record.received_s))
         times.preemption_count = finished.preemption_count

@@ -33,6 +33,10 @@ CAUSES: Final = ("no request", "scheduler", "border and upload", "launch")
 BUBBLE_BOUNDS_US: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 """Upper bounds, each inclusive, of the buckets of the histogram of bubbles; one more has none."""
 
+STEP_BOUNDS_US: Final = tuple(round(100 * 2 ** (k / 16)) for k in range(257))
+"""Upper bounds, each inclusive, of the buckets of the histogram of steps: 0.1 ms to 6.6 s, each 4 %
+above the one before; one bucket more has none."""
+
 
 class DeviceTime(msgspec.Struct, frozen=True):
     """Totals since the device's first step, which only grow."""

@@ -17,7 +17,7 @@ from typing import NewType
 
 import msgspec
 
-from gapless.protos.bubbles import DeviceTime
+from gapless.protos.bubbles import STEP_BOUNDS_US, DeviceTime
 from gapless.protos.reasons import Reason
 from gapless.protos.sampling import Sampling
 
@@ -135,6 +135,8 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     """First prefill row to first token, recomputation included."""
     decode_s: float = 0.0
     """First token to last token."""
+    device_s: float = 0.0
+    """Of the time from Submit received to first token: how long the device computed, whatever."""
 
 
 # ------------------------------------------------------------------ gateway → scheduler
@@ -314,6 +316,8 @@ class Stats(msgspec.Struct, frozen=True):
     last_step_s: float
     """Age of the last result; 0 if there was none."""
     device_time: DeviceTime = DeviceTime()
+    step_counts: tuple[int, ...] = (0,) * (len(STEP_BOUNDS_US) + 1)
+    """Tokens since start, by how long the device computed the step that gave them."""
 
 
 class StatsReply(msgspec.Struct, frozen=True, tag="stats"):

@@ -45,7 +45,7 @@ from gapless.scheduler.planner import Planner
 from gapless.scheduler.queues import Clock, Timers
 from gapless.scheduler.registry import Registry
 from gapless.scheduler.request import Move, Phase, Sequence, Stop, stop_of
-from gapless.scheduler.statistics import Totals, Window
+from gapless.scheduler.statistics import Totals, Window, Work
 
 
 class Core:
@@ -58,7 +58,8 @@ class Core:
         self._planner = Planner(config, self._placement)
         self._composer = Composer(config.row_max)
         self._pipeline = Pipeline(config.depth, epoch)
-        self._intake = Intake(self._placement.seats, config.vocab_size)
+        self._work = Work()
+        self._intake = Intake(self._placement.seats, config.vocab_size, self._work)
         self._registry = Registry()
         self._timers = Timers()
         self._outbox = Outbox()
@@ -97,6 +98,7 @@ class Core:
         sequence = sequence_of(word, self.config, gateway, self._arrival_count, now)
         self._totals.prompt_tokens += sequence.prompt_length
         self._registry.add(sequence)
+        self._work.arrived(sequence)
         self._outbox.add_event(gateway, Admitted(word.handle))
         stop = self._stop_in_prior(sequence)
         self._placement.admit(sequence, now)
@@ -199,17 +201,20 @@ class Core:
                 self._outbox.add_event(sequence.gateway, event)
         return frame
 
-    def result(self, now: float, result: Result) -> None:
+    def result(self, now: float, result: Result, behind_ns: int = 0) -> None:
         """Takes a step's tokens, which also acknowledges it; that of an older epoch is dropped.
 
-        Nothing of `result` is kept: its arrays may be views on the result slot.
+        Nothing of `result` is kept: its arrays may be views on the result slot. Its stamps are of
+        a clock that is `behind_ns` behind that of `now`.
         """
         if result.epoch != self._pipeline.epoch:
             assert result.epoch < self._pipeline.epoch, (result.epoch, self._pipeline.epoch)
             return
         flight = self._pipeline.acknowledge(result.step)
+        self._work.step(result, behind_ns)
         taken = self._intake.take(flight, result, now)
         token_count = len(taken.tokens)
+        self._work.gave(result, token_count)
         self._outbox.add_tokens(taken.gateways, taken.handles, taken.tokens)
         for sequence, stop in taken.stopped:
             self._finish(now, sequence, stop)
@@ -302,6 +307,7 @@ class Core:
             generated_tokens_per_second=self._window.tokens_per_second(now),
             mean_step_s=self._window.mean_step_s(now),
             last_step_s=0.0 if self._last_result_s is None else now - self._last_result_s,
+            step_counts=tuple(self._work.token_counts),
         )
 
     @property

@@ -76,6 +76,11 @@ class DeviceTimes:
         self._idle_until_ns = [0] * SLOT_COUNT
         self._published_ns = [0] * SLOT_COUNT
 
+    @property
+    def behind_ns(self) -> int:
+        """How far the device's clock has fallen behind the host's since its first steps."""
+        return 0 if self._drift is None else self._drift.behind_ns
+
     def work_arrived(self, now: float) -> None:
         """A request came while nothing was live and no step in flight."""
         self._arrived_ns = int(now * 1e9)
@@ -97,10 +102,9 @@ class DeviceTimes:
         self._active_ns += finished - started
         if begin is None:
             return
-        behind = 0
         if self._drift is not None:
             self._drift.step(finished, int(received * 1e9))
-            behind = self._drift.behind_ns
+        behind = self.behind_ns
         end = max(started, begin)
         idle_until = min(max(self._idle_until_ns[slot] - behind, begin), end)
         published = min(max(self._published_ns[slot] - behind, idle_until), end)

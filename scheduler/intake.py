@@ -17,6 +17,7 @@ from gapless.protos.slots import Result
 from gapless.scheduler.pipeline import Flight
 from gapless.scheduler.request import Sequence, Stop, stop_of
 from gapless.scheduler.seats import Bools, Indices, Int64s, Seats, some
+from gapless.scheduler.statistics import Work
 
 
 class TokenTexts:
@@ -50,8 +51,9 @@ class Taken:
 class Intake:
     """Takes results into the seats of one core."""
 
-    def __init__(self, seats: Seats, vocab_size: int) -> None:
+    def __init__(self, seats: Seats, vocab_size: int, work: Work) -> None:
         self._seats = seats
+        self._work = work
         self._vocab_size = vocab_size
         self.texts: TokenTexts | None = None
 
@@ -95,7 +97,9 @@ class Intake:
             may_end |= columns.has_strings[seats]
         if columns.awaits_first_count:
             for seat in seats[columns.awaits_first[seats]].tolist():
-                columns.sequence(seat).first_token_s = now
+                sequence = columns.sequence(seat)
+                sequence.first_token_s = now
+                sequence.device_s = self._work.since_arrival_s(sequence)
                 columns.token_seen(seat)
         stopped: list[tuple[Sequence, Stop]] = []
         if some(may_end):

@@ -235,7 +235,7 @@ class Loop:
         match word:
             case StepDone():
                 result = self._executors.result(word)
-                self._core.result(now, result)
+                self._core.result(now, result, self._device_times.behind_ns)
                 self._device_times.taken(result, now)
                 if self._step_log is not None:
                     self._step_log.taken(result, now)
@@ -379,7 +379,7 @@ class Loop:
         if self._core is not None and self._state is not ServerState.STARTING:
             device_time = self._device_times.snapshot()
             return msgspec.structs.replace(self._core.stats(now), device_time=device_time)
-        zeros: dict[str, Any] = dict.fromkeys(Stats.__struct_fields__[1:-1], 0)
+        zeros: dict[str, Any] = dict.fromkeys(Stats.__struct_fields__[1:-2], 0)
         return Stats(self._state, **zeros)
 
     def _set_state(self, now: float, state: ServerState) -> None:

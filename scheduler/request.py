@@ -137,6 +137,10 @@ class Sequence:
     started_s: float | None = None
     """First prefill row."""
     first_token_s: float | None = None
+    device_from_ns: int = 0
+    """What the device had worked in all when it was admitted; see `statistics.Work`."""
+    device_s: float = 0.0
+    """What the device worked from then to its first token."""
     preemption_count: int = 0
     timers: list[int] = dataclasses.field(default_factory=list)
     """Tickets of its running clocks."""
@@ -172,7 +176,7 @@ class Sequence:
         """Durations so far; a stage that goes on counts until `now`."""
         started = now if self.started_s is None else self.started_s
         first = now if self.first_token_s is None else self.first_token_s
-        return Timing(started - self.admitted_s, first - started, now - first)
+        return Timing(started - self.admitted_s, first - started, now - first, self.device_s)
 
 
 def stop_of(sequence: Sequence, token: int, known_length: int, data: bytes) -> Stop | None:

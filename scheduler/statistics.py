@@ -1,4 +1,4 @@
-"""Totals since the start, and rates over the last seconds.
+"""Totals since the start, rates over the last seconds, and how long the device worked.
 
 Owns counters, decides nothing. The core counts into it; `Core.stats` reads it.
 """
@@ -6,8 +6,13 @@ Owns counters, decides nothing. The core counts into it; `Core.stats` reads it.
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from collections import deque
 from typing import Final
+
+from gapless.protos.bubbles import STEP_BOUNDS_US
+from gapless.protos.slots import Result
+from gapless.scheduler.request import Sequence
 
 WINDOW_S: Final = 10
 """Length of the time over which rates are taken."""
@@ -74,3 +79,45 @@ class Window:
         while self._seconds and self._seconds[0].second <= now - WINDOW_S:
             self._seconds.popleft()
         return self._seconds
+
+
+class Work:
+    """The device's own time: what is left of any latency when nothing else costs any."""
+
+    def __init__(self) -> None:
+        self.token_counts = [0] * (len(STEP_BOUNDS_US) + 1)
+        """Tokens by the length of the step that gave them, in the buckets of STEP_BOUNDS_US."""
+        self._total_ns = 0
+        self._arrived: list[Sequence] = []
+        """Sequences that came while the step ran whose result is not there yet."""
+
+    def arrived(self, sequence: Sequence) -> None:
+        """A sequence was admitted."""
+        sequence.device_from_ns = self._total_ns
+        self._arrived.append(sequence)
+
+    def step(self, result: Result, behind_ns: int) -> None:
+        """A step was taken; what it did before a sequence came is not that sequence's time.
+
+        `behind_ns`: how far the clock of the device's stamps has fallen behind the host's.
+        """
+        self._total_ns += result.finished_ns - result.started_ns
+        if not self._arrived:
+            return
+        started, finished = result.started_ns + behind_ns, result.finished_ns + behind_ns
+        waiting = []
+        for sequence in self._arrived:
+            before_ns = min(int(sequence.admitted_s * 1e9), finished) - started
+            if before_ns > 0:
+                sequence.device_from_ns += before_ns
+                waiting.append(sequence)
+        self._arrived = waiting
+
+    def gave(self, result: Result, token_count: int) -> None:
+        """It gave so many tokens."""
+        step_us = (result.finished_ns - result.started_ns) / 1000
+        self.token_counts[bisect_left(STEP_BOUNDS_US, step_us)] += token_count
+
+    def since_arrival_s(self, sequence: Sequence) -> float:
+        """How long the device computed, for this sequence and for others, since it came."""
+        return (self._total_ns - sequence.device_from_ns) / 1e9

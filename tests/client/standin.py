@@ -104,6 +104,7 @@ def stats_after(seconds: int) -> admin_pb2.Stats:
         device_active=duration(1000 * seconds - 500),
         device_gaps=admin_pb2.DeviceGaps(no_request=duration(500)),
         bubble_histogram=admin_pb2.BubbleHistogram(upper_bounds_us=[10, 100], counts=[0, 0, 0]),
+        step_histogram=admin_pb2.StepHistogram(upper_bounds_us=[7], token_counts=[30, 4]),
     )
     return admin_pb2.Stats(
         state=admin_pb2.SERVER_STATE_SERVING,

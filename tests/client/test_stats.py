@@ -25,6 +25,7 @@ def test_device_time_is_summed_over_executors() -> None:
             "launch": 0.01,
         }
         assert (stats.bubble_bounds_us, stats.bubble_counts) == ((10, 100), (100, 0, 2))
+        assert (stats.step_bounds_us, stats.step_token_counts) == ((7,), (30, 4))
         assert watched == [100, 200, 300]
 
     with_server(body)

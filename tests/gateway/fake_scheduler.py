@@ -75,6 +75,7 @@ STATS = Stats(
     mean_step_s=0.025,
     last_step_s=0.5,
     device_time=DeviceTime(90_000_000_001, (4, 3, 2, 1), tuple(range(14))),
+    step_counts=tuple(range(258)),
 )
 
 

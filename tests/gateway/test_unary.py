@@ -211,6 +211,10 @@ def test_stats_are_mapped() -> None:
     assert list(histogram.upper_bounds_us)[:3] == [1, 2, 5]
     assert list(histogram.counts) == list(range(14))
     assert len(histogram.counts) == len(histogram.upper_bounds_us) + 1
+    steps = executor.step_histogram
+    assert list(steps.upper_bounds_us)[:2] == [100, 104]
+    assert list(steps.token_counts) == list(range(258))
+    assert len(steps.token_counts) == len(steps.upper_bounds_us) + 1
 
 
 def test_admin_service() -> None:

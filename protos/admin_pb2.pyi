@@ -324,6 +324,7 @@ class ExecutorStats(_message.Message):
     DEVICE_ACTIVE_FIELD_NUMBER: _builtins.int
     DEVICE_GAPS_FIELD_NUMBER: _builtins.int
     BUBBLE_HISTOGRAM_FIELD_NUMBER: _builtins.int
+    STEP_HISTOGRAM_FIELD_NUMBER: _builtins.int
     executor_id: _builtins.str
     healthy: _builtins.bool
     running_requests: _builtins.int
@@ -359,6 +360,12 @@ class ExecutorStats(_message.Message):
     def bubble_histogram(self) -> Global___BubbleHistogram:
         """How long the device stood still before each step although there was work."""
 
+    @_builtins.property
+    def step_histogram(self) -> Global___StepHistogram:
+        """How long the device computed the step that gave a token: what would lie
+        between two tokens of a request if nothing but the device cost time.
+        """
+
     def __init__(
         self,
         *,
@@ -375,10 +382,11 @@ class ExecutorStats(_message.Message):
         device_active: _duration_pb2.Duration | None = ...,
         device_gaps: Global___DeviceGaps | None = ...,
         bubble_histogram: Global___BubbleHistogram | None = ...,
+        step_histogram: Global___StepHistogram | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_device_memory_total_bytes", b"_device_memory_total_bytes", "_device_memory_used_bytes", b"_device_memory_used_bytes", "bubble_histogram", b"bubble_histogram", "device_active", b"device_active", "device_gaps", b"device_gaps", "device_memory_total_bytes", b"device_memory_total_bytes", "device_memory_used_bytes", b"device_memory_used_bytes", "last_step_time", b"last_step_time", "mean_step_duration", b"mean_step_duration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device_memory_total_bytes", b"_device_memory_total_bytes", "_device_memory_used_bytes", b"_device_memory_used_bytes", "bubble_histogram", b"bubble_histogram", "device_active", b"device_active", "device_gaps", b"device_gaps", "device_memory_total_bytes", b"device_memory_total_bytes", "device_memory_used_bytes", b"device_memory_used_bytes", "last_step_time", b"last_step_time", "mean_step_duration", b"mean_step_duration", "step_histogram", b"step_histogram"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_memory_total_bytes", b"_device_memory_total_bytes", "_device_memory_used_bytes", b"_device_memory_used_bytes", "bubble_histogram", b"bubble_histogram", "device_active", b"device_active", "device_gaps", b"device_gaps", "device_memory_total_bytes", b"device_memory_total_bytes", "device_memory_used_bytes", b"device_memory_used_bytes", "executor_id", b"executor_id", "healthy", b"healthy", "kv_blocks_active", b"kv_blocks_active", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_free", b"kv_blocks_free", "last_step_time", b"last_step_time", "mean_step_duration", b"mean_step_duration", "running_requests", b"running_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_memory_total_bytes", b"_device_memory_total_bytes", "_device_memory_used_bytes", b"_device_memory_used_bytes", "bubble_histogram", b"bubble_histogram", "device_active", b"device_active", "device_gaps", b"device_gaps", "device_memory_total_bytes", b"device_memory_total_bytes", "device_memory_used_bytes", b"device_memory_used_bytes", "executor_id", b"executor_id", "healthy", b"healthy", "kv_blocks_active", b"kv_blocks_active", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_free", b"kv_blocks_free", "last_step_time", b"last_step_time", "mean_step_duration", b"mean_step_duration", "running_requests", b"running_requests", "step_histogram", b"step_histogram"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device_memory_total_bytes: _TypeAlias = _typing.Literal["device_memory_total_bytes"]  # noqa: Y015
     _WhichOneofArgType__device_memory_total_bytes: _TypeAlias = _typing.Literal["_device_memory_total_bytes", b"_device_memory_total_bytes"]  # noqa: Y015
@@ -466,6 +474,38 @@ class BubbleHistogram(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BubbleHistogram: _TypeAlias = BubbleHistogram  # noqa: Y015
+
+@_typing.final
+class StepHistogram(_message.Message):
+    """Bucket k counts the tokens whose step took more than upper_bounds_us[k-1] and
+    at most upper_bounds_us[k]. The last bucket has no upper bound.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPPER_BOUNDS_US_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def upper_bounds_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Microseconds, ascending; the same for the life of a server."""
+
+    @_builtins.property
+    def token_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One more than bounds. Totals since start."""
+
+    def __init__(
+        self,
+        *,
+        upper_bounds_us: _abc.Iterable[_builtins.int] | None = ...,
+        token_counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_counts", b"token_counts", "upper_bounds_us", b"upper_bounds_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepHistogram: _TypeAlias = StepHistogram  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

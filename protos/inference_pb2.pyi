@@ -1335,6 +1335,7 @@ class Timing(_message.Message):
     DECODE_DURATION_FIELD_NUMBER: _builtins.int
     TOTAL_DURATION_FIELD_NUMBER: _builtins.int
     PREEMPTION_COUNT_FIELD_NUMBER: _builtins.int
+    DEVICE_BEFORE_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     preemption_count: _builtins.int
     """Times the request was preempted and recomputed."""
     @_builtins.property
@@ -1361,6 +1362,13 @@ class Timing(_message.Message):
     def total_duration(self) -> _duration_pb2.Duration:
         """Arrival to this message."""
 
+    @_builtins.property
+    def device_before_first_token(self) -> _duration_pb2.Duration:
+        """How long the device computed, for this request or for others, between the
+        moment at which the scheduler had the request and its first token. What
+        time_to_first_token has beyond that, the server added.
+        """
+
     def __init__(
         self,
         *,
@@ -1371,10 +1379,11 @@ class Timing(_message.Message):
         decode_duration: _duration_pb2.Duration | None = ...,
         total_duration: _duration_pb2.Duration | None = ...,
         preemption_count: _builtins.int = ...,
+        device_before_first_token: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode_duration", b"decode_duration", "prefill_duration", b"prefill_duration", "queue_duration", b"queue_duration", "received_time", b"received_time", "time_to_first_token", b"time_to_first_token", "total_duration", b"total_duration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode_duration", b"decode_duration", "device_before_first_token", b"device_before_first_token", "prefill_duration", b"prefill_duration", "queue_duration", b"queue_duration", "received_time", b"received_time", "time_to_first_token", b"time_to_first_token", "total_duration", b"total_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_duration", b"decode_duration", "preemption_count", b"preemption_count", "prefill_duration", b"prefill_duration", "queue_duration", b"queue_duration", "received_time", b"received_time", "time_to_first_token", b"time_to_first_token", "total_duration", b"total_duration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_duration", b"decode_duration", "device_before_first_token", b"device_before_first_token", "preemption_count", b"preemption_count", "prefill_duration", b"prefill_duration", "queue_duration", b"queue_duration", "received_time", b"received_time", "time_to_first_token", b"time_to_first_token", "total_duration", b"total_duration"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

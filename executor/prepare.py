@@ -3,8 +3,9 @@
     python -m gapless.executor.prepare MODEL [--cache FOLDER]
 
 MODEL is a model folder, a GGUF file or a folder with exactly one, the name of a repository on the
-Hugging Face hub, ``demo``, or ``preset:NAME``. The last line on stdout is the model
-folder's path; progress goes to stderr. Called by people, by `gapless serve` before it starts the processes, and by tests.
+Hugging Face hub, ``demo``, or ``preset:NAME``. The last line on stdout is the model folder's path;
+progress goes to stderr. Called by people, by `gapless serve` before it starts the processes, and by
+tests.
 
 Of a preset only what a gateway reads is made, as its weights are drawn by the executor itself.
 

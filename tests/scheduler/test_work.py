@@ -9,6 +9,7 @@ import pytest
 
 from gapless.protos.bubbles import STEP_BOUNDS_US
 from gapless.protos.messages import Epoch, Finished
+from gapless.protos.slots import Frame
 from gapless.scheduler.core import Core
 from tests.scheduler.words import GATEWAY, config, events_of, result_of, submit
 
@@ -20,9 +21,16 @@ def run_step(core: Core, started_s: float, finished_s: float, behind_ns: int = 0
     """Builds a step and takes its result, whose clock may be behind."""
     frame = core.build(started_s)
     assert frame is not None
-    stamps = {"started_ns": int(started_s * SECOND), "finished_ns": int(finished_s * SECOND)}
-    behind = {name: stamp - behind_ns for name, stamp in stamps.items()}
-    core.result(finished_s, dataclasses.replace(result_of(frame), **behind), behind_ns)
+    take(core, frame, started_s, finished_s, behind_ns)
+
+
+def take(core: Core, frame: Frame, started_s: float, finished_s: float, behind_ns: int) -> None:
+    result = dataclasses.replace(
+        result_of(frame),
+        started_ns=int(started_s * SECOND) - behind_ns,
+        finished_ns=int(finished_s * SECOND) - behind_ns,
+    )
+    core.result(finished_s, result, behind_ns)
 
 
 def device_s(core: Core) -> list[float]:
@@ -41,8 +49,7 @@ def test_only_work_after_the_arrival_and_before_the_first_token_counts(behind_ns
     frame = core.build(2.0)
     assert frame is not None
     core.submit(5.0, GATEWAY, submit(2, max_new_tokens=2))  # in the midst of the step
-    stamps = {"started_ns": 3 * SECOND - behind_ns, "finished_ns": 7 * SECOND - behind_ns}
-    core.result(7.0, dataclasses.replace(result_of(frame), **stamps), behind_ns)
+    take(core, frame, 3.0, 7.0, behind_ns)
     run_step(core, 9.0, 9.5, behind_ns)  # its prefill, after a gap of 2 s
     run_step(core, 9.5, 20.0, behind_ns)  # what comes after the first token does not count
     assert device_s(core) == [1.0, 2.0 + 0.5]

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from gapless.executor.arenas import PlainArenas
-from gapless.executor.cuda_attention import available_backends
+from gapless.executor.attention_backends import available_backends
 from gapless.executor.model import Model
 from gapless.executor.presets import preset_config
 from gapless.protos.slots import SLOT_COUNT, Features
@@ -94,7 +94,7 @@ def load(preset: str) -> tuple[Model, str]:
     """A preset's model with random bf16 weights on the GPU, and the attention it gets."""
     device = torch.device("cuda")
     model = Model.random(preset_config(preset), torch.bfloat16, device, PlainArenas(device))
-    return model, available_backends(head_shape(model), False)[0]
+    return model, available_backends(head_shape(model), windows=False, block_tokens=16)[0]
 
 
 def make_ready(server: CudaServer, row_max: int) -> None:

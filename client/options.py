@@ -217,7 +217,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--context-length-max", type=_at_least(2), metavar="N")
     group.add_argument(
         "--attention",
-        choices=("auto", "flashinfer", "fa3", "gather"),
+        choices=("auto", "flashinfer", "fa3", "varlen", "gather"),
         help="kernels on a GPU; default: the first of these that is installed and fits the model",
     )
     group.add_argument("--threads", type=_at_least(1), metavar="N")

@@ -18,7 +18,7 @@ from gapless.protos.rendezvous import executors_endpoint
 
 LOG_FORMAT: Final = "%(asctime)s {process} %(levelname)s %(message)s"
 DEVICES: Final = ("auto", "cpu", "cuda")
-ATTENTION: Final = ("auto", "flashinfer", "fa3", "gather")
+ATTENTION: Final = ("auto", "flashinfer", "fa3", "varlen", "gather")
 PRESET_PREFIX: Final = "preset:"
 DTYPES: Final = ("auto", "float32", "bfloat16", "float64")
 

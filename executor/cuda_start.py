@@ -10,11 +10,17 @@ import time
 
 import torch
 
+from gapless.executor.attention_backends import (
+    VARLEN,
+    available_backends,
+    torch_has_paged_varlen,
+)
 from gapless.executor.config import UserError
-from gapless.executor.cuda_attention import HeadShape, available_backends
+from gapless.executor.cuda_attention import HeadShape
 from gapless.executor.cuda_device import CudaDevice
 from gapless.executor.cuda_step import CudaStep
 from gapless.executor.device import Device, Regions
+from gapless.executor.flash_attention import VARLEN_PAGE_TOKENS
 from gapless.executor.fused import FusedDecoder, recognise
 from gapless.executor.kv import KvPool, KvShape
 from gapless.executor.model import Model
@@ -53,7 +59,8 @@ def start(
         dim=model.shape.head_dim,
         dtype=model.shape.dtype,
     )
-    backend = _backend(heads, getattr(config, "sliding_window", None) is not None, wanted)
+    windows = getattr(config, "sliding_window", None) is not None
+    backend = _backend(heads, windows, pool.block_tokens, wanted)
     fused = recognise(model.module, model.shape.context_length)
     if not isinstance(fused, FusedDecoder):
         log.warning("%s runs unfused: %s", model.shape.architecture, fused)
@@ -71,10 +78,15 @@ def start(
     return device
 
 
-def _backend(heads: HeadShape, windows: bool, wanted: str) -> str:
-    available = available_backends(heads, windows)
+def _backend(heads: HeadShape, windows: bool, block_tokens: int, wanted: str) -> str:
+    available = available_backends(heads, windows=windows, block_tokens=block_tokens)
     if wanted == "auto":
         return available[0]
     if wanted not in available:
-        raise UserError(f"--attention {wanted}: available for this model: {', '.join(available)}")
+        hint = ""
+        if wanted == VARLEN and torch_has_paged_varlen():
+            hint = f" (it wants --block-tokens {VARLEN_PAGE_TOKENS}, or a multiple)"
+        raise UserError(
+            f"--attention {wanted}: available for this model: {', '.join(available)}{hint}"
+        )
     return wanted

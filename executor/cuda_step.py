@@ -21,18 +21,9 @@ import torch
 from torch import Tensor
 
 from gapless.executor import kernels
-from gapless.executor.cuda_attention import (
-    FA3,
-    FLASHINFER,
-    GATHER,
-    WORKSPACE_BYTES,
-    CudaAttention,
-    FlashAttention3,
-    FlashInfer,
-    Gathered,
-    HeadShape,
-    StepRows,
-)
+from gapless.executor.attention_backends import GATHER, make_attention
+from gapless.executor.cuda_attention import CudaAttention, HeadShape, StepRows
+from gapless.executor.flashinfer_attention import WORKSPACE_BYTES
 from gapless.executor.fused import FusedDecoder
 from gapless.executor.kv import KvPool
 from gapless.executor.model import Model
@@ -334,11 +325,15 @@ class CudaStep:
         return blocks * block_tokens + positions % block_tokens
 
     def _attention(self, row_count: int, token_count: int, *, captured: bool) -> CudaAttention:
-        if self._backend == FLASHINFER:
-            return FlashInfer(
-                self._pool, self._heads, self._workspace, row_count, token_count, captured=captured
-            )
-        return FlashAttention3(self._pool) if self._backend == FA3 else Gathered(self._pool)
+        return make_attention(
+            self._backend,
+            self._pool,
+            self._heads,
+            self._workspace,
+            row_count,
+            token_count,
+            captured=captured,
+        )
 
 
 def _captured(memory_pool: Any, record: Callable[[], None]) -> torch.cuda.CUDAGraph:

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gapless.executor.arenas import PlainArenas
-from gapless.executor.cuda_attention import GATHER, available_backends
+from gapless.executor.attention_backends import GATHER, available_backends
 from gapless.executor.model import Model
 from tests.executor.test_demo_model import QUESTIONS
 from tests.gpu.serving import CudaServer, Request, head_shape
@@ -35,7 +35,7 @@ def test_the_demo_model_says_what_generate_says(dtype: torch.dtype, is_fused: bo
     module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     module.to(device)
     model = Model.load(folder, dtype, device, PlainArenas(device))
-    backend = available_backends(head_shape(model), windows=False)[0]
+    backend = available_backends(head_shape(model), windows=False, block_tokens=16)[0]
     assert (backend == GATHER) == (dtype == torch.float32), backend
     server = CudaServer(model, backend=backend, is_fused=is_fused)
     served = server.serve([Request(prompt, NEW_TOKENS) for prompt in prompts])

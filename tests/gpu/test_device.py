@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gapless.executor.cuda_attention import FA3, FLASHINFER, available_backends
+from gapless.executor.attention_backends import FA3, FLASHINFER, available_backends
 from gapless.executor.model import Model
 from gapless.protos.sampling import Sampling
 from tests.gpu.serving import CudaServer, Oracle, Request, head_shape, random_model
@@ -33,7 +33,7 @@ def oracle(model: Model) -> Oracle:
 @pytest.fixture(params=[FLASHINFER, FA3], scope="module")
 def backend(request: pytest.FixtureRequest, model: Model) -> str:
     name = str(request.param)
-    if name not in available_backends(head_shape(model), windows=False):
+    if name not in available_backends(head_shape(model), windows=False, block_tokens=16):
         pytest.skip(f"{name} is not installed")
     return name
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gapless.executor.arenas import PlainArenas
-from gapless.executor.cuda_attention import GATHER, Gathered, StepRows
+from gapless.executor.attention_backends import GATHER
+from gapless.executor.cuda_attention import Gathered, StepRows
 from gapless.executor.kv import KvPool
 from tests.gpu.serving import head_shape, random_model
 
@@ -115,6 +116,7 @@ def test_fused_weights_are_views_of_the_arena() -> None:
 
 
 def test_the_gather_serves_any_model() -> None:
-    from gapless.executor.cuda_attention import available_backends
+    from gapless.executor.attention_backends import available_backends
 
-    assert available_backends(head_shape(random_model(1)), windows=True)[-1] == GATHER
+    found = available_backends(head_shape(random_model(1)), windows=True, block_tokens=16)
+    assert found[-1] == GATHER

@@ -1,0 +1,142 @@
+"""FlashInfer over the paged KV pool: tensor cores, also for rows of one token.
+
+Owns what FlashInfer wants before a step: a plan on the host, page indices on the device. See
+`cuda_attention` for the seam. Made by `attention_backends`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gapless.executor.attention import Int64s
+from gapless.executor.cuda_attention import HeadShape, StepRows, Stored
+from gapless.executor.kv import KvPool
+
+WORKSPACE_BYTES: Final = 256 << 20
+"""Scratch for partial results of split rows; all steps share it, one after another."""
+
+
+class FlashInfer(Stored):
+    """FlashInfer's paged prefill kernel (tensor cores), also for rows of one token.
+
+    Its `plan` divides the work among the multiprocessors on the host and copies the division to the
+    device. The library's own `plan` is called once, to load the kernels; after that the kernels'
+    planner is called directly: the wrapper around it copies from pageable memory and walks the rows
+    in Python.
+    """
+
+    def __init__(
+        self,
+        pool: KvPool,
+        heads: HeadShape,
+        workspace: Tensor,
+        row_count: int,
+        token_max: int,
+        *,
+        captured: bool,
+    ) -> None:
+        super().__init__(pool)
+        flashinfer: Any = importlib.import_module("flashinfer")
+        self._heads = heads
+        self._captured = captured
+        device = workspace.device
+        # All blocks, one of scratch for each padded row, and the dump.
+        index_count = pool.block_count + row_count + 1
+        self._indices = torch.zeros(index_count, dtype=torch.int32, device=device)
+        self._query_indptr_host = torch.zeros(row_count + 1, dtype=torch.int32)
+        self._block_indptr_host = torch.zeros(row_count + 1, dtype=torch.int32)
+        self._context_host = torch.ones(row_count, dtype=torch.int32)
+        self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+            workspace,
+            "NHD",
+            use_cuda_graph=captured,
+            qo_indptr_buf=torch.zeros(row_count + 1, dtype=torch.int32, device=device),
+            paged_kv_indptr_buf=torch.zeros(row_count + 1, dtype=torch.int32, device=device),
+            paged_kv_indices_buf=self._indices,
+            paged_kv_last_page_len_buf=torch.ones(row_count, dtype=torch.int32, device=device),
+            backend="fa2",
+        )
+        self._token_max = token_max
+        self._load(row_count)
+
+    def _load(self, row_count: int) -> None:
+        ones = torch.arange(row_count + 1, dtype=torch.int32)
+        heads = self._heads
+        self._wrapper.plan(
+            ones,
+            ones,
+            self._indices[:row_count],
+            torch.ones(row_count, dtype=torch.int32),
+            heads.heads,
+            heads.kv_heads,
+            heads.dim,
+            self._pool.block_tokens,
+            causal=True,
+            q_data_type=heads.dtype,
+            kv_data_type=heads.dtype,
+        )
+
+    def plan(self, query_lengths: Int64s, context_lengths: Int64s) -> None:
+        row_count = len(query_lengths)
+        block_tokens = self._pool.block_tokens
+        query_indptr = self._query_indptr_host[: row_count + 1]
+        block_indptr = self._block_indptr_host[: row_count + 1]
+        context = self._context_host[:row_count]
+        query_indptr.numpy()[1:] = query_lengths.cumsum()
+        block_indptr.numpy()[1:] = (-(-context_lengths // block_tokens)).cumsum()
+        context.numpy()[:] = context_lengths
+        wrapper, heads = self._wrapper, self._heads
+        wrapper._qo_indptr_last = int(query_indptr[-1])
+        wrapper._plan_info = wrapper._cached_module.plan(
+            wrapper._float_workspace_buffer,
+            wrapper._int_workspace_buffer,
+            wrapper._pin_memory_int_workspace_buffer,
+            query_indptr,
+            block_indptr,
+            context,
+            self._token_max if self._captured else wrapper._qo_indptr_last,
+            row_count,
+            heads.heads,
+            heads.kv_heads,
+            block_tokens,
+            self._captured,
+            heads.dim,
+            heads.dim,
+            True,
+            -1,
+            -1,
+            False,
+            0,
+        )
+
+    def bind(self, rows: StepRows) -> None:
+        self._rows = rows
+        wrapper, block_tokens = self._wrapper, self._pool.block_tokens
+        row_count = len(rows.context_lengths)
+        block_counts = (rows.context_lengths + (block_tokens - 1)) // block_tokens
+        ends = block_counts.cumsum(0, dtype=torch.int32)
+        if self._captured:
+            wrapper._qo_indptr_buf.copy_(rows.query_indptr)
+            wrapper._paged_kv_indptr_buf[1:].copy_(ends)
+        else:
+            wrapper._qo_indptr_buf = rows.query_indptr
+            wrapper._paged_kv_indptr_buf = torch.nn.functional.pad(ends, (1, 0))
+            wrapper._paged_kv_last_page_len_buf = torch.empty_like(rows.context_lengths)
+        wrapper._paged_kv_last_page_len_buf.copy_((rows.context_lengths - 1) % block_tokens + 1)
+        # Blocks of all rows one behind the other; what lies behind a row's last goes to the dump.
+        columns = torch.arange(rows.block_tables.shape[1], device=ends.device)
+        used = columns < block_counts[:, None]
+        places = torch.where(used, (ends - block_counts)[:, None] + columns, len(self._indices) - 1)
+        self._indices.scatter_(0, places.view(-1), rows.block_tables.reshape(-1))
+        wrapper._batch_size = row_count
+
+    def read(self, layer: int, query: Tensor, scaling: float, window: int | None) -> Tensor:
+        assert window is None, "planned without a window"
+        wrapper = self._wrapper
+        wrapper._sm_scale = scaling
+        output: Tensor = wrapper.run(query, self.paged(layer), out=torch.empty_like(query))
+        return output

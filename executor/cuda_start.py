@@ -13,15 +13,18 @@ import torch
 from gapless.executor.attention_backends import (
     VARLEN,
     available_backends,
+    make_attention,
     torch_has_paged_varlen,
 )
 from gapless.executor.config import UserError
-from gapless.executor.cuda_attention import HeadShape
+from gapless.executor.cuda_attention import CudaAttention, HeadShape
 from gapless.executor.cuda_device import CudaDevice
 from gapless.executor.cuda_step import CudaStep
 from gapless.executor.device import Device, Regions
 from gapless.executor.flash_attention import VARLEN_PAGE_TOKENS
+from gapless.executor.flashinfer_attention import WORKSPACE_BYTES
 from gapless.executor.fused import FusedDecoder, recognise
+from gapless.executor.fused_probe import checked
 from gapless.executor.kv import KvPool, KvShape
 from gapless.executor.model import Model
 from gapless.executor.seats import SeatCopy
@@ -61,21 +64,30 @@ def start(
     )
     windows = getattr(config, "sliding_window", None) is not None
     backend = _backend(heads, windows, pool.block_tokens, wanted)
-    fused = recognise(model.module, model.shape.context_length)
-    if not isinstance(fused, FusedDecoder):
-        log.warning("%s runs unfused: %s", model.shape.architecture, fused)
-    step = CudaStep(
-        model,
-        fused if isinstance(fused, FusedDecoder) else None,
-        pool,
-        seats,
-        heads,
-        regions.frames.layout,
-        backend,
-    )
+    fused = fused_form(model, heads, pool.block_tokens, backend)
+    step = CudaStep(model, fused, pool, seats, heads, regions.frames.layout, backend)
     device = CudaDevice(attach.epoch, regions, step, attach.row_max)
     log.info("attention: %s; graphs captured in %.1f s", backend, time.monotonic() - begin)
     return device
+
+
+def fused_form(
+    model: Model, heads: HeadShape, block_tokens: int, backend: str
+) -> FusedDecoder | None:
+    """The fused decoder of `model`, if it has one that computes the same; the log says why not."""
+    found = recognise(model.module, model.shape.context_length)
+    if not isinstance(found, FusedDecoder):
+        log.warning("%s runs unfused: %s", model.shape.architecture, found)
+        return None
+    device = model.module.device
+    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+    def attention(pool: KvPool, row_count: int, token_count: int) -> CudaAttention:
+        return make_attention(
+            backend, pool, heads, workspace, row_count, token_count, captured=False
+        )
+
+    return checked(found, model, block_tokens, attention)
 
 
 def _backend(heads: HeadShape, windows: bool, block_tokens: int, wanted: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import logging
 
 import numpy as np
 import pytest
@@ -10,8 +12,10 @@ import torch
 from torch import Tensor
 
 from gapless.executor.arenas import PlainArenas
-from gapless.executor.attention_backends import GATHER
-from gapless.executor.cuda_attention import Gathered, StepRows
+from gapless.executor.attention_backends import GATHER, available_backends, make_attention
+from gapless.executor.cuda_attention import CudaAttention, Gathered, HeadShape, StepRows
+from gapless.executor.flashinfer_attention import WORKSPACE_BYTES
+from gapless.executor.fused_probe import checked
 from gapless.executor.kv import KvPool
 from tests.gpu.serving import head_shape, random_model
 
@@ -92,6 +96,38 @@ def test_the_fused_decoder_is_as_exact_as_the_plain_one() -> None:
     assert relative(chosen, exact[last]) < DECODER_BOUND
 
 
+@pytest.mark.parametrize("is_wrong", [False, True], ids=["right", "wrong"])
+def test_the_check_at_load_leaves_out_a_decoder_with_one_wrong_weight(is_wrong: bool) -> None:
+    from gapless.executor.fused import FusedDecoder, recognise
+
+    model, copied = random_model(), random_model()
+    if is_wrong:
+        weight = copied.module.model.layers[2].mlp.down_proj.weight
+        weight.copy_(weight.flip(0))
+    fused = recognise(copied.module, copied.shape.context_length)
+    assert isinstance(fused, FusedDecoder), fused
+    heads = head_shape(model)
+    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+    for name in available_backends(heads, windows=False, block_tokens=16):
+        attention = functools.partial(_loose, name, heads, workspace)
+        assert (checked(fused, model, 16, attention) is None) == is_wrong, name
+
+
+def _loose(
+    name: str, heads: HeadShape, workspace: Tensor, pool: KvPool, rows: int, tokens: int
+) -> CudaAttention:
+    return make_attention(name, pool, heads, workspace, rows, tokens, captured=False)
+
+
+def test_the_fused_form_is_checked_at_load(caplog: pytest.LogCaptureFixture) -> None:
+    from gapless.executor.cuda_start import fused_form
+
+    model = random_model()
+    with caplog.at_level(logging.INFO):
+        assert fused_form(model, head_shape(model), 16, GATHER) is not None
+    assert "the fused decoder agrees with the plain one" in caplog.text
+
+
 def step_rows(lengths: tuple[int, ...], positions: Tensor) -> StepRows:
     """Prefill rows of `lengths` from position 0, five blocks of 16 each."""
     tables = torch.arange(1, 1 + 5 * len(lengths), dtype=torch.int32, device="cuda").view(-1, 5)
@@ -116,7 +152,5 @@ def test_fused_weights_are_views_of_the_arena() -> None:
 
 
 def test_the_gather_serves_any_model() -> None:
-    from gapless.executor.attention_backends import available_backends
-
     found = available_backends(head_shape(random_model(1)), windows=True, block_tokens=16)
     assert found[-1] == GATHER

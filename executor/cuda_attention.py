@@ -16,17 +16,18 @@ import abc
 import dataclasses
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gapless.executor.attention import (
     AttentionPlan,
     GatherAttention,
-    Int64s,
     PackedRows,
     plan_rows,
 )
 from gapless.executor.kv import KvPool
+from gapless.protos.seats import Int32s
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class CudaAttention(Protocol):
     @property
     def write_slots(self) -> Tensor: ...
 
-    def plan(self, query_lengths: Int64s, context_lengths: Int64s) -> None:
+    def plan(self, query_lengths: Int32s, context_lengths: Int32s) -> None:
         """Prepares a step on the host, ``[rows]`` each; copies are issued on the current stream."""
 
     def bind(self, rows: StepRows) -> None:
@@ -133,8 +134,8 @@ class Gathered(Stored):
         self._plan: AttentionPlan | None = None
         self._gather: GatherAttention | None = None
 
-    def plan(self, query_lengths: Int64s, context_lengths: Int64s) -> None:
-        self._plan = plan_rows(query_lengths, context_lengths)
+    def plan(self, query_lengths: Int32s, context_lengths: Int32s) -> None:
+        self._plan = plan_rows(query_lengths.astype(np.int64), context_lengths.astype(np.int64))
 
     def bind(self, rows: StepRows) -> None:
         assert self._plan is not None, "bound before planned"

@@ -24,7 +24,8 @@ from torch import Tensor
 from gapless.executor.cuda_step import STAMP_COUNT, CudaStep
 from gapless.executor.device import Device, Landings, Regions, check_carry
 from gapless.protos.messages import Epoch, StepNumber
-from gapless.protos.slots import SLOT_COUNT, Features, Frame, Result
+from gapless.protos.seats import Int32s
+from gapless.protos.slots import SLOT_COUNT, Features, Frame, Int64s, Result
 
 CLOCK_SAMPLES: Final = 32
 
@@ -42,14 +43,37 @@ class _Pending:
     accepted_ns: int
 
 
+class _Upload:
+    """Copies the first bytes of one piece of pinned memory to the device."""
+
+    def __init__(self, source: Tensor, target: Tensor) -> None:
+        self._whole = target, source
+        self._part = target[:0], source[:0]
+
+    def enqueue(self, size_bytes: int) -> None:
+        """On the current stream. In most steps the size is that of the step before last."""
+        target, source = self._part
+        if len(target) != size_bytes:
+            whole_target, whole_source = self._whole
+            self._part = target, source = whole_target[:size_bytes], whole_source[:size_bytes]
+        target.copy_(source, non_blocking=True)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Slot:
-    """Host side of one slot: the mapped frame and result, both pinned, and its events."""
+    """One slot: the mapped frame and result, both pinned, their like on the device, and events."""
 
-    frame_bytes: Tensor
-    """uint8, the whole step slot."""
+    frame: _Upload
+    """Header, rows and tokens."""
+    assignments: _Upload
+    results: Tensor
+    """int32, on the device: stamps, tokens and faults."""
     landing: Tensor
-    """int32, in the result slot: where stamps, tokens and faults land in one piece."""
+    """int32, in the result slot: where they land in one piece."""
+    stamps: Int64s
+    """Of the landing, by the device's timer."""
+    sampled: Int32s
+    """Of the landing: tokens and faults, ``[2, row_max]``."""
     staged: torch.cuda.Event
     computed: torch.cuda.Event
     landed: torch.cuda.Event
@@ -94,9 +118,15 @@ class CudaDevice(Device):
         frame_bytes = frames.slot_bytes(slot)
         self._pinned.register(frame_bytes)
         self._pinned.register(results.slot_bytes(slot))
+        memory, source = self._step.slots[slot], torch.from_numpy(frame_bytes)
+        assignments_at, landing = self._layout.assignments_at, results.landing(slot)
         return _Slot(
-            frame_bytes=torch.from_numpy(frame_bytes),
-            landing=torch.from_numpy(results.landing(slot)),
+            frame=_Upload(source[:assignments_at], memory.bytes[:assignments_at]),
+            assignments=_Upload(source[assignments_at:], memory.bytes[assignments_at:]),
+            results=memory.results,
+            landing=torch.from_numpy(landing),
+            stamps=landing[: 2 * STAMP_COUNT].view(np.int64),
+            sampled=landing[2 * STAMP_COUNT :].reshape(2, -1),
             staged=torch.cuda.Event(),
             computed=torch.cuda.Event(),
             landed=torch.cuda.Event(blocking=True),
@@ -130,31 +160,24 @@ class CudaDevice(Device):
         check_carry(frame, self._last_row_count)
         self._make_ready(frame, slot_index)
         slot = self._slots[slot_index]
-        with torch.inference_mode(), torch.cuda.stream(self._h2d):
-            self._upload(frame, slot_index)
-            self._step.plan(frame)
-            slot.staged.record(self._h2d)
-            accepted_ns = time.monotonic_ns()
-            torch.cuda.set_stream(self._compute)
-            self._compute.wait_event(slot.staged)
-            self._step.run(frame)
-            slot.computed.record(self._compute)
-            torch.cuda.set_stream(self._d2h)
-            self._d2h.wait_event(slot.computed)
-            slot.landing.copy_(self._step.slots[slot_index].results, non_blocking=True)
-            slot.landed.record(self._d2h)
+        torch.cuda.set_stream(self._h2d)
+        slot.frame.enqueue(self._layout.tokens_at + 8 * frame.token_count)
+        if len(frame.assignments):
+            slot.assignments.enqueue(12 * len(frame.assignments))
+        self._step.plan(frame)
+        slot.staged.record(self._h2d)
+        accepted_ns = time.monotonic_ns()
+        torch.cuda.set_stream(self._compute)
+        self._compute.wait_event(slot.staged)
+        self._step.run(frame)
+        slot.computed.record(self._compute)
+        torch.cuda.set_stream(self._d2h)
+        self._d2h.wait_event(slot.computed)
+        slot.landing.copy_(slot.results, non_blocking=True)
+        slot.landed.record(self._d2h)
         self._last_step, self._last_row_count = step, frame.row_count
         self._in_flight += 1
         self._pending.put(_Pending(step, frame.row_count, accepted_ns))
-
-    def _upload(self, frame: Frame, slot_index: int) -> None:
-        target, source = self._step.slots[slot_index].bytes, self._slots[slot_index].frame_bytes
-        used = self._layout.tokens_at + 8 * frame.token_count
-        target[:used].copy_(source[:used], non_blocking=True)
-        if len(frame.assignments):
-            begin = self._layout.assignments_at
-            end = begin + 12 * len(frame.assignments)
-            target[begin:end].copy_(source[begin:end], non_blocking=True)
 
     def _make_ready(self, frame: Frame, slot_index: int) -> None:
         """Captures the graphs of a shape that is new; takes some ten milliseconds, once."""
@@ -194,19 +217,17 @@ class CudaDevice(Device):
     def _land(self, pending: _Pending) -> None:
         slot = self._slots[pending.step % SLOT_COUNT]
         slot.landed.synchronize()
-        landing = slot.landing.numpy()
-        stamps = landing[: 2 * STAMP_COUNT].view(np.int64) + self._clock_offset_ns
-        started_ns, finished_ns = stamps.tolist()
-        tokens, faults = landing[2 * STAMP_COUNT :].reshape(2, -1)
+        started_ns, finished_ns = slot.stamps.tolist()
+        tokens, faults = slot.sampled[:, : pending.row_count]
         self._regions.results.write(
             Result(
                 epoch=self._epoch,
                 step=pending.step,
-                tokens=tokens[: pending.row_count],
-                faults=faults[: pending.row_count],
+                tokens=tokens,
+                faults=faults,
                 accepted_ns=pending.accepted_ns,
-                started_ns=started_ns,
-                finished_ns=finished_ns,
+                started_ns=started_ns + self._clock_offset_ns,
+                finished_ns=finished_ns + self._clock_offset_ns,
             )
         )
 

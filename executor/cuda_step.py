@@ -115,7 +115,7 @@ class CudaStep:
         self._logits = torch.zeros(
             layout.row_max, model.shape.vocab_size, dtype=model.shape.dtype, device=device
         )
-        self._ones = np.ones(layout.row_max, dtype=np.int64)
+        self._ones = np.ones(layout.row_max, np.int32)
         self._memory_pool = torch.cuda.graph_pool_handle()
         self._forward_graphs: dict[tuple[int, int], _Graphs] = {}
         self._sample_graphs: dict[tuple[int, int, Features], torch.cuda.CUDAGraph] = {}
@@ -137,7 +137,7 @@ class CudaStep:
         """Whether `frame` runs as graphs: decode rows only, few assignments."""
         return (
             self._backend != GATHER
-            and frame.query_length_max == 1
+            and frame.only_decodes
             and len(frame.assignments) <= CAPTURED_ASSIGNMENTS_PER_ROW * self._layout.row_max
         )
 
@@ -186,12 +186,10 @@ class CudaStep:
         slot = frame.step % SLOT_COUNT
         rows = frame.rows
         if not self.is_captured(frame):
-            self._loose[slot].plan(
-                rows.query_length.astype(np.int64), rows.context_length.astype(np.int64)
-            )
+            self._loose[slot].plan(rows.query_length, rows.context_length)
             return
         bucket = self.bucket(frame.row_count)
-        contexts = np.ones(bucket, dtype=np.int64)
+        contexts = np.ones(bucket, np.int32)
         contexts[: frame.row_count] = rows.context_length
         self._forward_graphs[slot, bucket].attention.plan(self._ones[:bucket], contexts)
 
@@ -260,6 +258,7 @@ class CudaStep:
 
     # ------------------------------------------------------------------ the loose form
 
+    @torch.inference_mode()
     def _run_loose(self, frame: Frame, slot: int) -> None:
         """A step with prefill, or with many assignments: kernel by kernel."""
         memory = self.slots[slot]

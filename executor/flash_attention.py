@@ -12,9 +12,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gapless.executor.attention import Int64s
 from gapless.executor.cuda_attention import StepRows, Stored
 from gapless.executor.kv import KvPool
+from gapless.protos.seats import Int32s
 
 VARLEN_PAGE_TOKENS: Final = 256
 """torch's own kernel wants blocks of a multiple of this (`mha_varlen_fwd` in its flash_api.cpp)."""
@@ -28,7 +28,7 @@ class FlashAttention3(Stored):
         self._flash: Any = importlib.import_module("flash_attn_interface")
         self._query_length_max = 1
 
-    def plan(self, query_lengths: Int64s, context_lengths: Int64s) -> None:
+    def plan(self, query_lengths: Int32s, context_lengths: Int32s) -> None:
         self._query_length_max = int(query_lengths.max())
 
     def bind(self, rows: StepRows) -> None:
@@ -63,7 +63,7 @@ class TorchVarlen(Stored):
         self._query_length_max = 1
         self._key_indptr: Tensor | None = None
 
-    def plan(self, query_lengths: Int64s, context_lengths: Int64s) -> None:
+    def plan(self, query_lengths: Int32s, context_lengths: Int32s) -> None:
         self._query_length_max = int(query_lengths.max())
 
     def bind(self, rows: StepRows) -> None:

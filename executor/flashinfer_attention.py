@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gapless.executor.attention import Int64s
 from gapless.executor.cuda_attention import HeadShape, StepRows, Stored
 from gapless.executor.kv import KvPool
+from gapless.protos.seats import Int32s
 
 WORKSPACE_BYTES: Final = 256 << 20
 """Scratch for partial results of split rows; all steps share it, one after another."""
@@ -49,7 +50,7 @@ class FlashInfer(Stored):
         self._indices = torch.zeros(index_count, dtype=torch.int32, device=device)
         self._query_indptr_host = torch.zeros(row_count + 1, dtype=torch.int32)
         self._block_indptr_host = torch.zeros(row_count + 1, dtype=torch.int32)
-        self._context_host = torch.ones(row_count, dtype=torch.int32)
+        self._planned = (b"", b"")
         self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
             workspace,
             "NHD",
@@ -80,15 +81,19 @@ class FlashInfer(Stored):
             kv_data_type=heads.dtype,
         )
 
-    def plan(self, query_lengths: Int64s, context_lengths: Int64s) -> None:
+    def plan(self, query_lengths: Int32s, context_lengths: Int32s) -> None:
         row_count = len(query_lengths)
         block_tokens = self._pool.block_tokens
+        block_counts = (context_lengths + (block_tokens - 1)) // block_tokens
+        # The division depends on nothing else: while it stays, it stands on the device already.
+        division = query_lengths.tobytes(), block_counts.tobytes()
+        if division == self._planned:
+            return
+        self._planned = division
         query_indptr = self._query_indptr_host[: row_count + 1]
         block_indptr = self._block_indptr_host[: row_count + 1]
-        context = self._context_host[:row_count]
-        query_indptr.numpy()[1:] = query_lengths.cumsum()
-        block_indptr.numpy()[1:] = (-(-context_lengths // block_tokens)).cumsum()
-        context.numpy()[:] = context_lengths
+        np.add.accumulate(query_lengths, out=query_indptr.numpy()[1:])
+        np.add.accumulate(block_counts, out=block_indptr.numpy()[1:])
         wrapper, heads = self._wrapper, self._heads
         wrapper._qo_indptr_last = int(query_indptr[-1])
         wrapper._plan_info = wrapper._cached_module.plan(
@@ -97,7 +102,7 @@ class FlashInfer(Stored):
             wrapper._pin_memory_int_workspace_buffer,
             query_indptr,
             block_indptr,
-            context,
+            block_indptr,  # context lengths, which this backend's planner does not read
             self._token_max if self._captured else wrapper._qo_indptr_last,
             row_count,
             heads.heads,

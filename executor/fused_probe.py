@@ -133,7 +133,8 @@ def _run(
     pool.tensor[:, :, 0] = 0.0
     logits = []
     for step in steps:
-        attention.plan(step.query_lengths, step.context_lengths)
+        queries, contexts = step.query_lengths, step.context_lengths
+        attention.plan(queries.astype(np.int32), contexts.astype(np.int32))
         attention.bind(step.rows)
         found = form.logits(step.token_ids, step.rows.positions, step.last_tokens, attention)
         logits.append(found.double())

@@ -126,7 +126,7 @@ def test_how_torch_is_called(
         scratch = torch.empty(0, device=device)
         attention = make_attention(VARLEN, pool, heads, scratch, rows, tokens, captured=False)
         assert isinstance(attention, TorchVarlen)
-        attention.plan(np.array(queries), np.array(queries) + 400)
+        attention.plan(np.array(queries, np.int32), np.array(queries, np.int32) + 400)
         attention.bind(
             StepRows(
                 query_indptr=numbers(torch.int32, rows + 1),

@@ -66,7 +66,7 @@ def test_against_the_gather(
         )
         found = []
         for each in (attention, Gathered(pool)):
-            each.plan(queries, contexts)
+            each.plan(queries.astype(np.int32), contexts.astype(np.int32))
             each.bind(rows)
             found.append(each.attend(0, query, key, value, HEADS.dim**-0.5, window).double())
         assert bool((found[0] - found[1]).norm() / found[1].norm() < BOUND)

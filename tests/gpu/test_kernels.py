@@ -81,7 +81,7 @@ def test_the_fused_decoder_is_as_exact_as_the_plain_one() -> None:
         )
     pool = KvPool(PlainArenas(torch.device("cuda")), model.shape.kv_shape(16), 20)
     attention = Gathered(pool)
-    attention.plan(np.array(lengths), np.array(lengths))
+    attention.plan(np.array(lengths, np.int32), np.array(lengths, np.int32))
     attention.bind(step_rows(lengths, positions))
     fused = recognise(model.module, model.shape.context_length)
     assert isinstance(fused, FusedDecoder), fused

@@ -22,6 +22,8 @@ from gapless.protos.slots import Features, RowFault
 
 GREEDY_TEMPERATURE: Final = 1e-5
 """Temperatures below this are greedy: divided by them, float32 logits are all rounding errors."""
+LOG2_E: Final = 1.4426950408889634
+"""Weights are powers of two, which cost less than powers of e; so logits are scaled by this."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,20 +52,16 @@ def sample(
         Tokens and faults (see `RowFault`), int32 ``[rows]``. Tokens are valid ids even where they
         mean nothing.
     """
-    logits = logits.float()
-    fault = ~logits.amax(dim=-1).isfinite()
-    if features & Features.BIAS:
-        logits = _biased(logits, *seats.bias(rows.seats))
-    if features & Features.ALLOWED:
-        logits = _only_allowed(logits, *seats.allowed(rows.seats))
+    logits, fault = adjusted(logits, rows.seats, seats, features)
     tokens = logits.argmax(dim=-1)
     best = logits.gather(-1, tokens[:, None])
     fault |= ~best.view(-1).isfinite()
     if features & Features.RANDOM:
         temperature = seats.temperature(rows.seats)
         greedy = temperature < GREEDY_TEMPERATURE
-        tempered = (logits - best) / torch.where(greedy, 1.0, temperature)[:, None]
-        weights = tempered.exp()
+        scale = LOG2_E / torch.where(greedy, 1.0, temperature)
+        tempered = (logits - best) * scale[:, None]
+        weights = tempered.exp2()
         if features & Features.TRUNCATED:
             weights = torch.where(_kept(tempered, weights, rows.seats, seats), weights, 0.0)
         drawn = inverted(weights, uniforms(seats.seed(rows.seats), rows.positions))
@@ -72,6 +70,22 @@ def sample(
         tokens = torch.where(greedy | ~possible, tokens, drawn)
     faults = torch.where(fault & (rows.result_counts > 0), RowFault.NOT_FINITE, RowFault.NONE)
     return tokens.to(torch.int32), faults.to(torch.int32)
+
+
+def adjusted(
+    logits: Tensor, seat_numbers: Tensor, seats: SeatCopy, features: Features
+) -> tuple[Tensor, Tensor]:
+    """Logits in float32 with biases and allowed lists applied, and which rows were not finite.
+
+    A row is finite if its greatest logit is; float32 ``[rows, vocab_size]`` and bool ``[rows]``.
+    """
+    logits = logits.float()
+    fault = ~logits.amax(dim=-1).isfinite()
+    if features & Features.BIAS:
+        logits = _biased(logits, *seats.bias(seat_numbers))
+    if features & Features.ALLOWED:
+        logits = _only_allowed(logits, *seats.allowed(seat_numbers))
+    return logits, fault
 
 
 def _biased(logits: Tensor, tokens: Tensor, values: Tensor) -> Tensor:
@@ -92,15 +106,16 @@ def _only_allowed(logits: Tensor, tokens: Tensor, used: Tensor) -> Tensor:
 def _kept(tempered: Tensor, weights: Tensor, rows: Tensor, seats: SeatCopy) -> Tensor:
     """Which tokens top-k, then top-p of what it left, and min-p keep; bool ``[rows, vocab_size]``.
 
-    `tempered` are logits less the best one, divided by temperature; `weights` their exponentials,
-    so that the best has weight 1. Among equal tokens at a border, those of lower ids are kept.
+    `tempered` are logits less the best one, divided by temperature, in units of log 2; `weights`
+    their powers of two, so that the best has weight 1. Among equal tokens at a border, those of
+    lower ids are kept.
     """
     vocab_size = tempered.shape[-1]
     top_k, top_p = seats.top_k(rows)[:, None], seats.top_p(rows)[:, None].double()
     rank_limit = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).long()
 
     falling = _falling(tempered)
-    sums = falling.exp().cumsum(dim=-1, dtype=torch.float64)
+    sums = falling.exp2().cumsum(dim=-1, dtype=torch.float64)
     mass = sums.gather(-1, rank_limit - 1)
     reached = torch.where(top_p < 1.0, top_p * mass, torch.inf)
     # A token belongs to the set if those before it have not reached the mass.

@@ -6,7 +6,7 @@ STAMP := $(VENV)/set-up.stamp
 MODEL ?= demo
 ARGS ?=
 
-.PHONY: setup demo test serve check stubs sim bench-scheduler bench bench-page clean
+.PHONY: setup demo test serve check stubs sim bench-scheduler bench-executor-host bench bench-page clean
 
 setup: $(STAMP)
 
@@ -40,6 +40,10 @@ sim: setup
 # Microseconds a step of core and frame writing.
 bench-scheduler: setup
 	$(BIN)/python -m benchmarks.bench_scheduler $(ARGS)
+
+# Microseconds a step between a word and the driver; with a GPU, the driver's too.
+bench-executor-host: setup
+	$(BIN)/python -m benchmarks.bench_executor_host $(ARGS)
 
 # Both depths on this machine, through the real processes. make bench ARGS="--model preset:llama-8b --new 8192"
 bench: setup

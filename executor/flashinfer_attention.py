@@ -50,6 +50,8 @@ class FlashInfer(Stored):
         self._indices = torch.zeros(index_count, dtype=torch.int32, device=device)
         self._query_indptr_host = torch.zeros(row_count + 1, dtype=torch.int32)
         self._block_indptr_host = torch.zeros(row_count + 1, dtype=torch.int32)
+        self._query_ends = self._query_indptr_host.numpy()[1:]
+        self._block_ends = self._block_indptr_host.numpy()[1:]
         self._planned = (b"", b"")
         self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
             workspace,
@@ -90,19 +92,17 @@ class FlashInfer(Stored):
         if division == self._planned:
             return
         self._planned = division
-        query_indptr = self._query_indptr_host[: row_count + 1]
-        block_indptr = self._block_indptr_host[: row_count + 1]
-        np.add.accumulate(query_lengths, out=query_indptr.numpy()[1:])
-        np.add.accumulate(block_counts, out=block_indptr.numpy()[1:])
+        np.add.accumulate(query_lengths, out=self._query_ends[:row_count])
+        np.add.accumulate(block_counts, out=self._block_ends[:row_count])
         wrapper, heads = self._wrapper, self._heads
-        wrapper._qo_indptr_last = int(query_indptr[-1])
+        wrapper._qo_indptr_last = int(self._query_ends[row_count - 1])
         wrapper._plan_info = wrapper._cached_module.plan(
             wrapper._float_workspace_buffer,
             wrapper._int_workspace_buffer,
             wrapper._pin_memory_int_workspace_buffer,
-            query_indptr,
-            block_indptr,
-            block_indptr,  # context lengths, which this backend's planner does not read
+            self._query_indptr_host,
+            self._block_indptr_host,
+            self._block_indptr_host,  # context lengths, which this kernel's planner does not read
             self._token_max if self._captured else wrapper._qo_indptr_last,
             row_count,
             heads.heads,

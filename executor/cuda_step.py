@@ -305,12 +305,13 @@ class CudaStep:
         sampled = previous.index_select(0, packed.carry_rows.clamp(min=0)).long()
         first = torch.where(packed.carry_rows >= 0, sampled, literal)
         token_ids = packed.token_ids.index_copy(0, packed.query_starts, first)
+        last, positions = packed.last_tokens, packed.positions
+        out = self._logits[: len(packed.query_starts)]
         if self._fused is not None:
-            logits = self._fused.logits(token_ids, packed.positions, packed.last_tokens, attention)
+            self._fused.logits(token_ids, positions, last, attention, out)
         else:
-            last = packed.query_starts if packed.last_tokens is None else packed.last_tokens
-            logits = self._model.logits(token_ids, packed.positions, last, attention)
-        self._logits[: len(logits)].copy_(logits)
+            last = packed.query_starts if last is None else last
+            out.copy_(self._model.logits(token_ids, positions, last, attention))
 
     def _sample(self, memory: SlotMemory, rows: SampleRows, features: Features) -> None:
         row_count = len(rows.seats)

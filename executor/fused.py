@@ -10,6 +10,8 @@ Called by the CUDA step.
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import logging
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +20,20 @@ from torch.nn.functional import embedding, linear
 from transformers import PreTrainedModel
 
 from gapless.executor import kernels
+
+log = logging.getLogger(__name__)
+
+
+class StreamedLinears(Protocol):
+    """The module `streamed_linear`, which is there where triton has what it needs."""
+
+    ROW_MAX: int
+
+    def partial_sums(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
+
+    def gated_product(self, x: Tensor, gate_up: Tensor) -> Tensor: ...
+
+    def product(self, x: Tensor, weight: Tensor, out: Tensor) -> None: ...
 
 
 class StoredAttention(Protocol):
@@ -48,6 +64,10 @@ class _Layer:
     scaling: float
     window: int | None
 
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
+
 
 class FusedDecoder:
     """See `recognise`."""
@@ -67,6 +87,9 @@ class FusedDecoder:
         self._head = head
         self._epsilon = epsilon
         self._rotary = rotary
+        self._streamed = _streamed(
+            [head, *(weight for layer in layers for weight in layer.weights)]
+        )
 
     def logits(
         self,
@@ -74,8 +97,17 @@ class FusedDecoder:
         positions: Tensor,
         last_tokens: Tensor | None,
         attention: StoredAttention,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """Logits ``[rows, vocab_size]`` behind `last_tokens` (all tokens if None)."""
+        """Logits ``[rows, vocab_size]`` behind `last_tokens` (all tokens if None).
+
+        Args:
+            token_ids: ``[tokens]``, as are the positions.
+            positions: of the tokens in their sequences.
+            last_tokens: indices among the tokens.
+            attention: of the step.
+            out: receives and is the result, if given; contiguous.
+        """
         epsilon = self._epsilon
         hidden = embedding(token_ids, self._embedding)
         residual = torch.empty_like(hidden)
@@ -84,7 +116,7 @@ class FusedDecoder:
                 hidden, residual, layer.input_norm, epsilon, first=index == 0
             )
             query = kernels.rotate_and_store(
-                linear(normed, layer.qkv, layer.qkv_bias),
+                self._linear(normed, layer.qkv, layer.qkv_bias),
                 self._rotary,
                 positions,
                 attention.write_slots,
@@ -92,14 +124,49 @@ class FusedDecoder:
                 epsilon,
                 attention.pool(index),
             )
-            attended = attention.read(index, query, layer.scaling, layer.window)
-            hidden = linear(attended.flatten(1), layer.output, layer.output_bias)
+            attended = attention.read(index, query, layer.scaling, layer.window).flatten(1)
+            hidden = self._linear(attended, layer.output, layer.output_bias)
             normed = kernels.add_rms_norm(hidden, residual, layer.middle_norm, epsilon)
-            hidden = linear(kernels.silu_and_multiply(linear(normed, layer.gate_up)), layer.down)
+            hidden = self._linear(self._gated(normed, layer.gate_up), layer.down)
         if last_tokens is not None:
-            hidden = hidden.index_select(0, last_tokens)
+            hidden = hidden.index_select(-2, last_tokens)
             residual = residual.index_select(0, last_tokens)
-        return linear(kernels.add_rms_norm(hidden, residual, self._final_norm, epsilon), self._head)
+        normed = kernels.add_rms_norm(hidden, residual, self._final_norm, epsilon)
+        if out is None:
+            out = normed.new_empty(len(normed), len(self._head))
+        streamed = self._streaming(normed)
+        if streamed is not None:
+            streamed.product(normed, self._head, out)
+        else:
+            torch.mm(normed, self._head.t(), out=out)
+        return out
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``x @ weight.T + bias``, or its partial sums: the next kernel takes either."""
+        streamed = self._streaming(x)
+        if streamed is not None:
+            return streamed.partial_sums(x, weight, bias)
+        return linear(x, weight, bias)
+
+    def _gated(self, x: Tensor, gate_up: Tensor) -> Tensor:
+        streamed = self._streaming(x)
+        if streamed is not None:
+            return streamed.gated_product(x, gate_up)
+        return kernels.silu_and_multiply(linear(x, gate_up))
+
+    def _streaming(self, x: Tensor) -> StreamedLinears | None:
+        """The kernel for products of `x`, if it has few rows."""
+        return self._streamed if len(x) <= self._streamed_row_max else None
+
+
+def _streamed(weights: list[Tensor]) -> StreamedLinears | None:
+    """The kernel for products of few rows, where it serves all `weights`."""
+    try:
+        module: Any = importlib.import_module("gapless.executor.streamed_linear")
+    except ImportError as error:  # an older triton, or a later one with other names
+        log.warning("products of few rows by the library's kernels: %s", error)
+        return None
+    return module if module.serves(weights) else None
 
 
 class _UnlikeError(Exception):

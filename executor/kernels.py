@@ -17,14 +17,46 @@ from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
 
+def overlaps(device: torch.device) -> bool:
+    """Whether a kernel may start while the one before it ends (programmatic dependent launch)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _part_count(x: Tensor) -> int:
+    return x.shape[0] if x.dim() == 3 else 1
+
+
+@triton.jit
+def _total(parts, place, distance, PARTS: tl.constexpr, inside):
+    """The sum of `PARTS` partial results, `distance` apart; float32."""
+    total = tl.load(parts + place, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(parts + part * distance + place, mask=inside, other=0.0)
+    return total
+
+
 @triton.jit
 def _add_rms_norm(
-    x, residual, weight, out, width, epsilon, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    residual,
+    weight,
+    out,
+    width,
+    distance,
+    epsilon,
+    PARTS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    values = tl.load(x + row * width + columns, mask=inside, other=0.0)
+    if OVERLAP:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
+    total = _total(x, row * width + columns, distance, PARTS, inside)
+    values = total.to(out.dtype.element_ty)
     if HAS_RESIDUAL:
         values += tl.load(residual + row * width + columns, mask=inside, other=0.0)
     tl.store(residual + row * width + columns, values, mask=inside)
@@ -36,18 +68,36 @@ def _add_rms_norm(
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, *, first: bool = False
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    epsilon: float,
+    *,
+    first: bool = False,
 ) -> Tensor:
     """RMSNorm of ``x + residual``, ``[tokens, width]``; the sum replaces `residual` in place.
 
-    With `first` there is nothing to add: `residual` becomes a copy of `x`.
+    With `first` there is nothing to add: `residual` becomes a copy of `x`. `x` may be the partial
+    sums of a product, float32 ``[parts, tokens, width]``.
     """
-    out = torch.empty_like(x)
-    width = x.shape[-1]
+    out = torch.empty_like(residual)
+    tokens, width = residual.shape
     block = triton.next_power_of_2(width)
-    warps = min(max(block // 512, 1), 16)
-    _add_rms_norm[(x.shape[0],)](
-        x, residual, weight, out, width, epsilon, not first, block, num_warps=warps
+    overlap = overlaps(x.device)
+    _add_rms_norm[(tokens,)](
+        x,
+        residual,
+        weight,
+        out,
+        width,
+        tokens * width,
+        epsilon,
+        _part_count(x),
+        not first,
+        block,
+        overlap,
+        num_warps=min(max(block // 256, 1), 16),
+        launch_pdl=overlap,
     )
     return out
 
@@ -64,24 +114,32 @@ def _rotate_and_store(
     q_out,
     keys,
     values,
+    distance,
     epsilon,
+    PARTS: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     columns = tl.arange(0, DIM)
-    place = qkv + token * (HEADS + 2 * KV_HEADS) * DIM + head * DIM
+    half = DIM // 2
+    partner_columns = (columns + half) % DIM
+    place = token * (HEADS + 2 * KV_HEADS) * DIM + head * DIM
+    dtype: tl.constexpr = q_out.dtype.element_ty
+    everywhere = columns < DIM
+    if OVERLAP:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
     slot = tl.load(write_slots + token)
-    x = tl.load(place + columns)
+    x = _total(qkv, place + columns, distance, PARTS, everywhere).to(dtype)
     if head >= HEADS + KV_HEADS:
         tl.store(values + (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM + columns, x)
     else:
-        half = DIM // 2
-        partner_columns = (columns + half) % DIM
-        partner = tl.load(place + partner_columns)
+        partner = _total(qkv, place + partner_columns, distance, PARTS, everywhere).to(dtype)
         if HAS_NORM:
             exact = x.to(tl.float32)
             scale = tl.rsqrt(tl.sum(exact * exact, axis=0) / DIM + epsilon)
@@ -113,7 +171,8 @@ def rotate_and_store(
     """Rotates queries and keys, and writes keys and values to their places in the pool.
 
     Args:
-        qkv: ``[tokens, (heads + 2 * kv_heads) * dim]``, the fused projection.
+        qkv: ``[tokens, (heads + 2 * kv_heads) * dim]``, the fused projection; or its partial sums,
+            float32 ``[parts, tokens, (heads + 2 * kv_heads) * dim]``.
         rotary: cosines and sines of all positions, float32 ``[positions, dim]``.
         positions: ``[tokens]``.
         write_slots: int64 ``[tokens]``, places in the pool.
@@ -128,10 +187,12 @@ def rotate_and_store(
     assert write_slots.is_contiguous(), write_slots.stride()
     keys, values = layer_pool
     kv_heads, dim = keys.shape[1:]
-    heads = qkv.shape[1] // dim - 2 * kv_heads
-    queries = torch.empty(qkv.shape[0], heads, dim, dtype=qkv.dtype, device=qkv.device)
-    q_weight, k_weight = norms if norms is not None else (qkv, qkv)
-    _rotate_and_store[(qkv.shape[0], heads + 2 * kv_heads)](
+    tokens, width = qkv.shape[-2:]
+    heads = width // dim - 2 * kv_heads
+    queries = torch.empty(tokens, heads, dim, dtype=keys.dtype, device=qkv.device)
+    q_weight, k_weight = norms if norms is not None else (keys, keys)
+    overlap = overlaps(qkv.device)
+    _rotate_and_store[(tokens, heads + 2 * kv_heads)](
         qkv,
         *rotary,
         positions,
@@ -141,12 +202,16 @@ def rotate_and_store(
         queries,
         keys,
         values,
+        tokens * width,
         epsilon,
+        _part_count(qkv),
         heads,
         kv_heads,
         dim,
         norms is not None,
+        overlap,
         num_warps=1,
+        launch_pdl=overlap,
     )
     return queries
 

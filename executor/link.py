@@ -16,6 +16,7 @@ device's results. Nothing is looked at before it speaks.
 from __future__ import annotations
 
 import enum
+import gc
 import logging
 import os
 from collections.abc import Callable
@@ -134,8 +135,10 @@ class Link:
             for step in self._device.finished():
                 self._send(StepDone(self._epoch, step))
         lost = self._monitor in ready
-        if lost or self._socket in ready:
+        if lost:
             self._read_words()  # what came before the loss counts
+        elif self._socket in ready:
+            self._on_word(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
         if self._stopping and (self._device is None or self._device.in_flight == 0):
             log.info("stopped")
             return Ending.DONE
@@ -183,6 +186,9 @@ class Link:
         self._epoch = attach.epoch
         self._device = self._start_device(attach, self._map(attach))
         self._poller.register(self._device.wakeup, zmq.POLLIN)
+        # The model and its modules stay: a collection between two steps must not walk them.
+        gc.collect()
+        gc.freeze()
         self._send(ExecutorReady(attach.epoch))
         self._announce()
         log.info("attached, epoch %d", attach.epoch)

@@ -87,9 +87,9 @@ class FusedDecoder:
         self._head = head
         self._epsilon = epsilon
         self._rotary = rotary
-        self._streamed = _streamed(
-            [head, *(weight for layer in layers for weight in layer.weights)]
-        )
+        weights = [head, *(weight for layer in layers for weight in layer.weights)]
+        self._streamed = _streamed(weights)
+        self._streamed_row_max = 0 if self._streamed is None else self._streamed.ROW_MAX
 
     def logits(
         self,

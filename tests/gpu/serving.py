@@ -24,7 +24,7 @@ from gapless.executor.model import Model
 from gapless.executor.seats import SeatCopy
 from gapless.protos.messages import Epoch, Failed, Finished, Handle, Stopping, Submit
 from gapless.protos.sampling import Sampling
-from gapless.protos.slots import FrameSlots, ResultSlots
+from gapless.protos.slots import Frame, FrameSlots, ResultSlots
 from gapless.scheduler.config import CoreConfig, GatewayIndex
 from gapless.scheduler.core import Core
 from gapless.scheduler.frames import apply_assignments
@@ -32,6 +32,7 @@ from gapless.scheduler.frames import apply_assignments
 EPOCH = Epoch(1)
 GATEWAY = GatewayIndex(0)
 GREEDY = Sampling(temperature=0.0)
+WAKEUP_LIMIT_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,6 +153,7 @@ class CudaServer:
         self.tokens: dict[int, list[int]] = {}
         self.stamps: list[StepStamps] = []
         self.carried_count = 0
+        self.wakeup_limit_s = WAKEUP_LIMIT_S
         self._shapes: dict[int, tuple[int, int]] = {}
         self._handle_count = 0
 
@@ -184,12 +186,9 @@ class CudaServer:
             frame = self.core.build(time.monotonic())
             if frame is None:
                 break
-            apply_assignments(self.table, frame.assignments)
-            self.frames.write(frame)
-            self._shapes[frame.step] = (frame.row_count, frame.token_count)
-            self.carried_count += int((frame.rows.carry_row >= 0).sum())
-            self.device.accept(frame.step)
-        select.select([self.device.wakeup], [], [])
+            self.publish(frame)
+        readable, _, _ = select.select([self.device.wakeup], [], [], self.wakeup_limit_s)
+        assert readable, "nothing landed"
         for step in self.device.finished():
             result = self.results.read(EPOCH, step)
             self.stamps.append(
@@ -202,6 +201,14 @@ class CudaServer:
             )
             self.core.result(time.monotonic(), result)
             self._take_updates()
+
+    def publish(self, frame: Frame) -> None:
+        """Puts `frame` into its slot and says so."""
+        apply_assignments(self.table, frame.assignments)
+        self.frames.write(frame)
+        self._shapes[frame.step] = (frame.row_count, frame.token_count)
+        self.carried_count += int((frame.rows.carry_row >= 0).sum())
+        self.device.accept(frame.step)
 
     def close(self) -> None:
         self.device.close()

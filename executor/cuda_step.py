@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gapless.executor import kernels
+from gapless.executor import kernels, step_kernels
 from gapless.executor.attention_backends import GATHER, make_attention
 from gapless.executor.cuda_attention import CudaAttention, HeadShape, StepRows
 from gapless.executor.flashinfer_attention import WORKSPACE_BYTES
@@ -32,7 +32,6 @@ from gapless.executor.seats import SeatCopy
 from gapless.protos.seats import SCRATCH_SEAT
 from gapless.protos.slots import (
     HEADER_WORDS,
-    NO_CARRY,
     ROW_COLUMNS,
     SLOT_COUNT,
     Features,
@@ -72,11 +71,9 @@ class SlotMemory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Packed:
-    """The rows of a step, read from its slot; tensors on the device."""
+    """The rows of a step, read from its slot, with carry-over; tensors on the device."""
 
     rows: StepRows
-    carry_rows: Tensor
-    query_starts: Tensor
     token_ids: Tensor
     positions: Tensor
     last_tokens: Tensor | None
@@ -116,6 +113,8 @@ class CudaStep:
             layout.row_max, model.shape.vocab_size, dtype=model.shape.dtype, device=device
         )
         self._ones = np.ones(layout.row_max, np.int32)
+        self._query_starts = torch.arange(layout.row_max + 1, dtype=torch.int32, device=device)
+        self._row_places = torch.arange(layout.row_max, device=device)
         self._memory_pool = torch.cuda.graph_pool_handle()
         self._forward_graphs: dict[tuple[int, int], _Graphs] = {}
         self._sample_graphs: dict[tuple[int, int, Features], torch.cuda.CUDAGraph] = {}
@@ -208,39 +207,34 @@ class CudaStep:
     def _forward_padded(self, slot: int, bucket: int, attention: CudaAttention) -> None:
         memory = self.slots[slot]
         kernels.stamp(memory.stamps, 0)
-        self._apply_padded(memory)
-        packed = self._packed_padded(memory, bucket)
-        attention.bind(packed.rows)
-        self._forward(packed, slot, attention)
-
-    def _apply_padded(self, memory: SlotMemory) -> None:
-        """The slot's first assignments, as many as there are; the others write scratch."""
         most = min(CAPTURED_ASSIGNMENTS_PER_ROW * self._layout.row_max, len(memory.assignments))
-        places = torch.arange(most, device=memory.bytes.device)
-        used = places < memory.header[Header.ASSIGNMENT_COUNT]
-        self._seats.apply(torch.where(used[:, None], memory.assignments[:most], 0))
+        step_kernels.apply_assignments(memory.header, memory.assignments, self._seats, most)
+        packed = self._packed_padded(slot, bucket)
+        attention.bind(packed.rows)
+        self._forward(packed, attention)
 
-    def _packed_padded(self, memory: SlotMemory, bucket: int) -> _Packed:
-        places = torch.arange(bucket, device=memory.bytes.device)
-        real = places < memory.header[Header.ROW_COUNT]
-        seats = torch.where(real, memory.rows[0, :bucket], SCRATCH_SEAT).long()
-        contexts = torch.where(real, memory.rows[4, :bucket], 1)
-        positions = torch.where(real, memory.tokens[:bucket, 1], 0).long()
-        tables = self._seats.block_tables(seats, self._seats.layout.block_max)
-        indptr = torch.arange(bucket + 1, dtype=torch.int32, device=memory.bytes.device)
+    def _packed_padded(self, slot: int, bucket: int) -> _Packed:
+        memory = self.slots[slot]
+        rows = step_kernels.decode_rows(
+            memory.header,
+            memory.rows,
+            memory.tokens,
+            self.slots[1 - slot].sampled,
+            self._seats,
+            bucket,
+            self._pool.block_tokens,
+        )
         return _Packed(
             rows=StepRows(
-                indptr,
-                contexts,
-                tables,
-                self._write_slots(tables, places, positions),
-                places,
-                positions,
+                self._query_starts[: bucket + 1],
+                rows.context_lengths,
+                rows.block_tables,
+                rows.write_slots,
+                self._row_places[:bucket],
+                rows.positions,
             ),
-            carry_rows=torch.where(real, memory.rows[1, :bucket], NO_CARRY).long(),
-            query_starts=places,
-            token_ids=torch.where(real, memory.tokens[:bucket, 0], 0).long(),
-            positions=positions,
+            token_ids=rows.token_ids,
+            positions=rows.positions,
             last_tokens=None,
         )
 
@@ -264,20 +258,24 @@ class CudaStep:
         memory = self.slots[slot]
         kernels.stamp(memory.stamps, 0)
         self._seats.apply(memory.assignments[: len(frame.assignments)])
-        packed = self._packed_loose(memory, frame)
+        packed = self._packed_loose(frame, slot)
         attention = self._loose[slot]
         attention.bind(packed.rows)
-        self._forward(packed, slot, attention)
+        self._forward(packed, attention)
         rows = memory.rows[:, : frame.row_count].long()
         self._sample(memory, SampleRows(rows[0], rows[4], rows[5]), frame.features)
         kernels.stamp(memory.stamps, 1)
 
-    def _packed_loose(self, memory: SlotMemory, frame: Frame) -> _Packed:
+    def _packed_loose(self, frame: Frame, slot: int) -> _Packed:
+        memory, previous = self.slots[slot], self.slots[1 - slot].sampled
         row_count, token_count = frame.row_count, frame.token_count
         rows = memory.rows[:, :row_count].long()
         seats, starts, lengths = rows[0], rows[2], rows[3]
         token_rows = torch.repeat_interleave(lengths, output_size=token_count)
         token_ids, positions = memory.tokens[:token_count].long().t().contiguous()
+        carry_rows, literal = rows[1], token_ids.index_select(0, starts)
+        carried = previous.index_select(0, carry_rows.clamp(min=0)).long()
+        token_ids.index_copy_(0, starts, torch.where(carry_rows >= 0, carried, literal))
         block_count = -(-frame.context_length_max // self._pool.block_tokens)
         tables = self._seats.block_tables(seats, block_count)
         ends = starts + lengths
@@ -290,8 +288,6 @@ class CudaStep:
                 token_rows,
                 positions,
             ),
-            carry_rows=rows[1],
-            query_starts=starts,
             token_ids=token_ids,
             positions=positions,
             last_tokens=ends - 1,
@@ -299,18 +295,13 @@ class CudaStep:
 
     # ------------------------------------------------------------------ both
 
-    def _forward(self, packed: _Packed, slot: int, attention: CudaAttention) -> None:
-        previous = self.slots[1 - slot].sampled
-        literal = packed.token_ids.index_select(0, packed.query_starts)
-        sampled = previous.index_select(0, packed.carry_rows.clamp(min=0)).long()
-        first = torch.where(packed.carry_rows >= 0, sampled, literal)
-        token_ids = packed.token_ids.index_copy(0, packed.query_starts, first)
-        last, positions = packed.last_tokens, packed.positions
-        out = self._logits[: len(packed.query_starts)]
+    def _forward(self, packed: _Packed, attention: CudaAttention) -> None:
+        token_ids, positions, last = packed.token_ids, packed.positions, packed.last_tokens
+        out = self._logits[: len(packed.rows.context_lengths)]
         if self._fused is not None:
             self._fused.logits(token_ids, positions, last, attention, out)
         else:
-            last = packed.query_starts if last is None else last
+            last = self._row_places[: len(token_ids)] if last is None else last
             out.copy_(self._model.logits(token_ids, positions, last, attention))
 
     def _sample(self, memory: SlotMemory, rows: SampleRows, features: Features) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gapless.executor import step_kernels
 from gapless.executor.cuda_attention import HeadShape, StepRows, Stored
 from gapless.executor.kv import KvPool
 from gapless.protos.seats import Int32s
@@ -45,8 +46,8 @@ class FlashInfer(Stored):
         self._heads = heads
         self._captured = captured
         device = workspace.device
-        # All blocks, one of scratch for each padded row, and the dump.
-        index_count = pool.block_count + row_count + 1
+        # All blocks, and one of scratch for each padded row.
+        index_count = pool.block_count + row_count
         self._indices = torch.zeros(index_count, dtype=torch.int32, device=device)
         self._query_indptr_host = torch.zeros(row_count + 1, dtype=torch.int32)
         self._block_indptr_host = torch.zeros(row_count + 1, dtype=torch.int32)
@@ -120,23 +121,20 @@ class FlashInfer(Stored):
 
     def bind(self, rows: StepRows) -> None:
         self._rows = rows
-        wrapper, block_tokens = self._wrapper, self._pool.block_tokens
+        wrapper = self._wrapper
         row_count = len(rows.context_lengths)
-        block_counts = (rows.context_lengths + (block_tokens - 1)) // block_tokens
-        ends = block_counts.cumsum(0, dtype=torch.int32)
-        if self._captured:
-            wrapper._qo_indptr_buf.copy_(rows.query_indptr)
-            wrapper._paged_kv_indptr_buf[1:].copy_(ends)
-        else:
+        if not self._captured:  # one row a token otherwise, as loaded
             wrapper._qo_indptr_buf = rows.query_indptr
-            wrapper._paged_kv_indptr_buf = torch.nn.functional.pad(ends, (1, 0))
+            wrapper._paged_kv_indptr_buf = torch.empty_like(rows.query_indptr)
             wrapper._paged_kv_last_page_len_buf = torch.empty_like(rows.context_lengths)
-        wrapper._paged_kv_last_page_len_buf.copy_((rows.context_lengths - 1) % block_tokens + 1)
-        # Blocks of all rows one behind the other; what lies behind a row's last goes to the dump.
-        columns = torch.arange(rows.block_tables.shape[1], device=ends.device)
-        used = columns < block_counts[:, None]
-        places = torch.where(used, (ends - block_counts)[:, None] + columns, len(self._indices) - 1)
-        self._indices.scatter_(0, places.view(-1), rows.block_tables.reshape(-1))
+        step_kernels.list_pages(
+            rows.context_lengths,
+            rows.block_tables,
+            self._pool.block_tokens,
+            wrapper._paged_kv_indptr_buf,
+            wrapper._paged_kv_last_page_len_buf,
+            self._indices,
+        )
         wrapper._batch_size = row_count
 
     def read(self, layer: int, query: Tensor, scaling: float, window: int | None) -> Tensor:

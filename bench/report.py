@@ -23,6 +23,7 @@ from gapless.protos.bubbles import CAUSES
 from gapless.protos.step_log import Steps
 
 ATTENTION: Final = re.compile(r"attention: ([^;\n]+)")
+READY: Final = re.compile(r"ready after [0-9.]+ s: (.+)")
 PEAK_MEMORY: Final = re.compile(r"peak (?:device|GPU) memory:? ([0-9.]+) (MiB|GiB)")
 _FIELD_OF: Final = {cause: cause.replace(" ", "_") for cause in CAUSES}
 
@@ -80,6 +81,7 @@ def row_of(
         "clock_drift_ppm": round(run.clock_drift_ppm, 3),
         "preemption_count": run.preemption_count,
         "start_s": round(runs.start_s, 2),
+        "start_phases_s": start_phases_s(runs.executor_log),
         "device": facts.device,
         "dtype": facts.dtype,
         "attention": _attention(runs.executor_log),
@@ -150,6 +152,13 @@ def _attention(executor_log: str) -> str | None:
     return found.group(1).strip() if found else None
 
 
+def start_phases_s(executor_log: str) -> dict[str, float]:
+    """How long each part of the executor's start took."""
+    found = READY.search(executor_log)
+    parts = found.group(1).split(", ") if found else []
+    return {name: float(seconds) for name, _, seconds in (part.rpartition(" ") for part in parts)}
+
+
 def _peak_memory(executor_log: str) -> int | None:
     found = PEAK_MEMORY.search(executor_log)
     if found is None:
@@ -216,6 +225,9 @@ def _lines(row: dict[str, Any]) -> list[tuple[str, tuple[str, ...], str]]:
     for name in row["peak_resident_bytes"]:
         lines.append((f"peak memory, GiB: {name}", ("peak_resident_bytes", name), "GiB"))
     lines.append(("device memory in use, GiB", ("device_memory_bytes",), "GiB"))
+    lines.append(("start, s: scheduler and executor", ("start_s",), ".2f"))
+    for name in row["start_phases_s"]:
+        lines.append((f"  executor: {name}", ("start_phases_s", name), ".2f"))
     lines.append(("clock drift corrected, millionths", ("clock_drift_ppm",), ".2f"))
     lines.append(("preemptions", ("preemption_count",), ",d"))
     lines.append(("attention", ("attention",), ""))

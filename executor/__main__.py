@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from gapless.executor.config import LOG_FORMAT, Config, UserError, parse
+from gapless.executor.phases import Phases
 from gapless.executor.signals import Signals
 
 USER_ERROR_STATUS = 2
@@ -23,28 +24,30 @@ log = logging.getLogger("gapless.executor")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the process; returns its exit status."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.format(process="executor"))
+    phases = Phases()
     try:
-        return _serve(parse(arguments))
+        return _serve(parse(arguments), phases)
     except UserError as error:
         log.error("%s", error)
         return USER_ERROR_STATUS
 
 
-def _serve(config: Config) -> int:
+def _serve(config: Config, phases: Phases) -> int:
     signals = Signals()
     log.info("importing torch and transformers ...")
     # Not before the flags are known to be right: these take seconds.
     from gapless.executor.link import Ending, Link
     from gapless.executor.loading import load
 
-    loaded = load(config)
+    phases.end("imports")
+    loaded = load(config, phases)
     signals.serve()
     link = Link(
         config.run_folder,
         signals,
         loaded.facts,
         loaded.start_device,
-        lambda: _announce(config.ready_fd),
+        lambda: _announce(config.ready_fd, phases),
     )
     log.info("waiting for the scheduler in %s", config.run_folder)
     ending = link.run()
@@ -57,7 +60,8 @@ def _serve(config: Config) -> int:
     return ending
 
 
-def _announce(ready_fd: int | None) -> None:
+def _announce(ready_fd: int | None, phases: Phases) -> None:
+    log.info("%s", phases.line())
     if ready_fd is not None:
         with os.fdopen(ready_fd, "w") as file:
             file.write("ready\n")

@@ -136,18 +136,24 @@ class CudaDevice(Device):
         row_counts = [1]
         while row_counts[-1] < row_max:
             row_counts.append(min(2 * row_counts[-1], row_max))
-        pool_mib = []
+        pool_mib, took_ms = [], []
         for slot in range(SLOT_COUNT):
             # The largest first: the others find room in what it leaves to the pool.
             for row_count in reversed(row_counts):
-                self._capture(slot, row_count, Features.NONE)
+                took_ms.append(self._capture(slot, row_count, Features.NONE))
             pool_mib.append(self._step.graph_pool_bytes / (1 << 20))
-        torch.cuda.synchronize()
         log.info("graphs: %.1f MiB for one slot, %.1f MiB for both", *pool_mib)
+        log.info(
+            "capture: %.0f ms for the first size, which loads kernels, %.0f ms for each of %d more",
+            *(took_ms[0], np.median(took_ms[1:]), len(took_ms) - 1),
+        )
 
-    def _capture(self, slot: int, row_count: int, features: Features) -> None:
+    def _capture(self, slot: int, row_count: int, features: Features) -> float:
+        """Returns how long the host was busy with it, in milliseconds."""
+        begin_s = time.monotonic()
         with torch.cuda.stream(self._compute):
             self._step.capture(slot, row_count, features)
+        return 1e3 * (time.monotonic() - begin_s)
 
     # ---------------------------------------------------------------- I/O thread
 
@@ -185,7 +191,8 @@ class CudaDevice(Device):
             return
         row_count, features = frame.row_count, frame.features
         if not self._step.is_ready(slot_index, row_count, features):
-            self._capture(slot_index, row_count, features)
+            took_ms = self._capture(slot_index, row_count, features)
+            log.info("captured a step of %d rows in %.0f ms", row_count, took_ms)
             # Warm-up clears the slot's header on the compute stream; the upload comes after it.
             self._h2d.wait_stream(self._compute)
 

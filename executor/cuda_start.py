@@ -6,7 +6,6 @@ Owns the choices made at start, which the log names. Called by loading, on a CUD
 from __future__ import annotations
 
 import logging
-import time
 
 import torch
 
@@ -27,6 +26,7 @@ from gapless.executor.fused import FusedDecoder, recognise
 from gapless.executor.fused_probe import checked
 from gapless.executor.kv import KvPool, KvShape
 from gapless.executor.model import Model
+from gapless.executor.phases import Phases
 from gapless.executor.seats import SeatCopy
 from gapless.protos.messages import Attach
 
@@ -47,14 +47,19 @@ def cuda_block_count(shape: KvShape, context_length: int, row_max: int) -> int:
 
 
 def start(
-    model: Model, pool: KvPool, seats: SeatCopy, attach: Attach, regions: Regions, wanted: str
+    model: Model,
+    pool: KvPool,
+    seats: SeatCopy,
+    attach: Attach,
+    regions: Regions,
+    wanted: str,
+    phases: Phases,
 ) -> Device:
     """The device of an epoch, its graphs captured.
 
     Raises:
         UserError: the attention that was asked for is not there, or does not serve the model.
     """
-    begin = time.monotonic()
     config = model.module.config.get_text_config()
     heads = HeadShape(
         heads=config.num_attention_heads,
@@ -65,9 +70,11 @@ def start(
     windows = getattr(config, "sliding_window", None) is not None
     backend = _backend(heads, windows, pool.block_tokens, wanted)
     fused = fused_form(model, heads, pool.block_tokens, backend)
+    phases.end("kernels")
     step = CudaStep(model, fused, pool, seats, heads, regions.frames.layout, backend)
     device = CudaDevice(attach.epoch, regions, step, attach.row_max)
-    log.info("attention: %s; graphs captured in %.1f s", backend, time.monotonic() - begin)
+    phases.end("graphs")
+    log.info("attention: %s", backend)
     return device
 
 

@@ -22,6 +22,7 @@ from gapless.executor.cpu_device import CpuDevice
 from gapless.executor.device import Device, Regions
 from gapless.executor.kv import KvPool, KvShape, available_memory_bytes, cpu_block_count
 from gapless.executor.model import Model, resolve_dtype
+from gapless.executor.phases import Phases
 from gapless.executor.presets import PREFIX, preset_config
 from gapless.executor.seats import SeatCopy
 from gapless.executor.step import StepRunner
@@ -40,21 +41,25 @@ class Loaded:
     pool: KvPool
     facts: ModelFacts
     attention: str
+    phases: Phases
 
     def start_device(self, attach: Attach, regions: Regions) -> Device:
         """The device of an epoch, its seat table uploaded."""
+        self.phases.end("waiting for the scheduler")
         layout = SeatLayout(attach.seat_count, attach.seat_block_max)
         seats = SeatCopy(layout, self.pool.device)
         seats.upload(regions.seat_table)
         if self.pool.device.type == "cuda":
             from gapless.executor import cuda_start  # needs triton, which comes with CUDA builds
 
-            return cuda_start.start(self.model, self.pool, seats, attach, regions, self.attention)
+            return cuda_start.start(
+                self.model, self.pool, seats, attach, regions, self.attention, self.phases
+            )
         runner = StepRunner(self.model, self.pool, seats, attach.row_max)
         return CpuDevice(attach.epoch, regions, runner)
 
 
-def load(config: Config) -> Loaded:
+def load(config: Config, phases: Phases) -> Loaded:
     """Loads the model and makes the KV pool.
 
     Raises:
@@ -65,7 +70,7 @@ def load(config: Config) -> Loaded:
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     device = _device(config.device)
     arenas = PlainArenas(device)
-    model = _load_model(config, device, arenas)
+    model = _load_model(config, device, arenas, phases)
     context_length = model.shape.context_length
     if config.context_length_max is not None:
         context_length = min(context_length, config.context_length_max)
@@ -83,17 +88,18 @@ def load(config: Config) -> Loaded:
         device=str(device),
         dtype=model.shape.dtype_name,
     )
-    return Loaded(model, pool, facts, config.attention)
+    phases.end("KV pool")
+    return Loaded(model, pool, facts, config.attention, phases)
 
 
-def _load_model(config: Config, device: torch.device, arenas: Arenas) -> Model:
+def _load_model(config: Config, device: torch.device, arenas: Arenas, phases: Phases) -> Model:
     log.info("loading weights from %s ...", config.preset or config.model)
     begin = time.monotonic()
     if config.preset is not None:
-        return _random_model(config, config.preset, device, arenas)
+        return _random_model(config, config.preset, device, arenas, phases)
     try:
         dtype = resolve_dtype(config.dtype, device, config.model)
-        model = Model.load(config.model, dtype, device, arenas)
+        model = Model.load(config.model, dtype, device, arenas, phases)
     except UnsupportedModelError as error:
         raise UserError(str(error)) from error
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -112,11 +118,13 @@ def _load_model(config: Config, device: torch.device, arenas: Arenas) -> Model:
     return model
 
 
-def _random_model(config: Config, preset: str, device: torch.device, arenas: Arenas) -> Model:
+def _random_model(
+    config: Config, preset: str, device: torch.device, arenas: Arenas, phases: Phases
+) -> Model:
     wanted = "bfloat16" if config.dtype == "auto" and device.type == "cuda" else config.dtype
     try:
         dtype = resolve_dtype(wanted, device, config.model)
-        return Model.random(preset_config(preset), dtype, device, arenas)
+        return Model.random(preset_config(preset), dtype, device, arenas, phases)
     except ValueError as error:
         raise UserError(str(error)) from error
 

@@ -25,6 +25,7 @@ from gapless.executor.attention import (
     plug_in,
 )
 from gapless.executor.kv import KvShape
+from gapless.executor.phases import Phases
 
 DTYPES: Final = {
     "float32": torch.float32,
@@ -74,11 +75,18 @@ class Model:
         self.shape = shape
 
     @staticmethod
-    def load(folder: Path, dtype: torch.dtype, device: torch.device, arenas: Arenas) -> Model:
+    def load(
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        arenas: Arenas,
+        phases: Phases | None = None,
+    ) -> Model:
         """Loads a model folder, and checks it against transformers' own attention.
 
         The check computes a few tokens both ways, so that a model whose attention is not what this
-        executor computes is refused here.
+        executor computes is refused here. Weights go from their files' pages to the arena: the
+        device never holds them twice.
 
         Raises:
             UnsupportedModelError: the model needs something that is not supported; says what.
@@ -91,22 +99,22 @@ class Model:
         )
         module, report = loaded
         _check_complete(folder, report)
-        torch.nn.Module.to(module, device)
-        torch.nn.Module.requires_grad_(module, False)
-        torch.nn.Module.eval(module)
-        return _plugged_in(module, dtype, arenas)
+        return _plugged_in(module, dtype, arenas, phases or Phases())
 
     @staticmethod
     def random(
-        config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, arenas: Arenas
+        config: PreTrainedConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        arenas: Arenas,
+        phases: Phases | None = None,
     ) -> Model:
         """A model of that architecture with random weights, always the same; for measuring."""
         _check_config(config.get_text_config())
         torch.manual_seed(0)
         with device:
             module: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        module.requires_grad_(False).eval()
-        return _plugged_in(module, dtype, arenas)
+        return _plugged_in(module, dtype, arenas, phases or Phases())
 
     def logits(
         self, token_ids: Tensor, positions: Tensor, last_tokens: Tensor, attention: StepAttention
@@ -168,12 +176,17 @@ def _check_config(config: Any) -> None:
             )
 
 
-def _plugged_in(module: PreTrainedModel, dtype: torch.dtype, arenas: Arenas) -> Model:
-    """Checks the module, plugs the attention in, and moves the weights to their arena."""
+def _plugged_in(
+    module: PreTrainedModel, dtype: torch.dtype, arenas: Arenas, phases: Phases
+) -> Model:
+    """Moves the weights to their arena, plugs the attention in, and checks it."""
     name = type(module).__name__
     config = module.config.get_text_config()
     if "logits_to_keep" not in inspect.signature(module.forward).parameters:
         raise UnsupportedModelError(f"model {name} cannot compute logits of chosen tokens alone")
+    module.requires_grad_(False).eval()
+    weights.fill(module, weights.plan_weights(module), arenas)
+    phases.end("weights")
     expected = probe.reference_logits(module, config.vocab_size)
     plug_in(module)
     calls = probe.attention_calls(module, config.num_hidden_layers)
@@ -188,7 +201,7 @@ def _plugged_in(module: PreTrainedModel, dtype: torch.dtype, arenas: Arenas) -> 
         dtype=dtype,
     )
     probe.check_equal(module, shape.kv_shape(probe.BLOCK_TOKENS), expected)
-    weights.fill(module, weights.plan_weights(module), arenas)
+    phases.end("model check")
     return Model(module, shape)
 
 

@@ -23,7 +23,7 @@ def options(*words: str) -> Options:
 def row(run: Run, device: str, *words: str) -> dict[str, Any]:
     model, todo = find_model("preset:llama-8b"), work.batch(2, 3, 4, 100)
     facts = ModelFacts("r", 100, 64, 16, 9, 2, 8, device, "bfloat16")
-    log = "x\nattention: flashinfer; graphs captured in 1.0 s\n"
+    log = "x\nattention: flashinfer\nready after 3.50 s: imports 2.00, KV pool 0.50, graphs 1.00\n"
     runs = DepthRuns(run.depth, facts, 1.0, {"scheduler": 1 << 20}, 2 << 30, log, (run,))
     origin = report.Origin("gapless", "gapless bench", "id", {}, "some GPU")
     return report.row_of(origin, options(*words), model, todo, runs, run)
@@ -44,6 +44,7 @@ def test_a_known_log_gives_known_numbers() -> None:
     assert found["bubble_share"]["launch"] == round(10 / 1080, 6)
     assert found["gap_us_p50"] == found["gap_us_max"] == 0.08
     assert found["attention"] == "flashinfer"
+    assert found["start_phases_s"] == {"imports": 2.0, "KV pool": 0.5, "graphs": 1.0}
     assert found["device_memory_bytes"] == 2 << 30
     assert report.table([found, found]).count("\n") > 30
 

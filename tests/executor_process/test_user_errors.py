@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from gapless.executor.config import UserError, default_threads, parse
 from gapless.executor.loading import load
+from gapless.executor.phases import Phases
 from tests.models import tiny_model_folder
 
 
@@ -87,7 +88,7 @@ def test_a_model_that_cannot_be_served_is_refused(model: Path, tmp_path: Path) -
         (broken, "cannot load"),
     ]:
         with pytest.raises(UserError) as raised:
-            load(parse([*flags, str(folder)]))
+            load(parse([*flags, str(folder)]), Phases())
         assert complaint in str(raised.value)
         assert "\n" not in str(raised.value)
 
@@ -100,7 +101,7 @@ def test_a_checkpoint_without_a_tensor_is_refused(tmp_path: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = parse(["--run-folder", str(tmp_path), "--model", str(folder)])
     with pytest.raises(UserError, match=r"lacks 1 .*down_proj"):
-        load(config)
+        load(config, Phases())
 
 
 def test_a_pool_that_does_not_fit_is_refused(
@@ -108,20 +109,20 @@ def test_a_pool_that_does_not_fit_is_refused(
 ) -> None:
     flags = ["--run-folder", str(tmp_path), "--model", str(model), "--threads", "1"]
     with pytest.raises(UserError, match=r"--kv-blocks 1000000000 takes .* choose fewer blocks"):
-        load(parse([*flags, "--kv-blocks", "1000000000"]))
+        load(parse([*flags, "--kv-blocks", "1000000000"]), Phases())
     monkeypatch.setattr("gapless.executor.loading.available_memory_bytes", lambda: 1000)
     with pytest.raises(UserError, match=r"choose a shorter context \(--context-length-max\)"):
-        load(parse(flags))
+        load(parse(flags), Phases())
 
 
 def test_facts_follow_the_flags(model: Path, tmp_path: Path) -> None:
     flags = ["--run-folder", str(tmp_path), "--model", str(model), "--threads", "1"]
-    facts = load(parse([*flags, "--row-max", "3", "--token-max", "9"])).facts
+    facts = load(parse([*flags, "--row-max", "3", "--token-max", "9"]), Phases()).facts
     assert (facts.row_max, facts.token_max, facts.context_length) == (3, 9, 64)
     assert facts.block_count == 1 + 3 * (64 // 16), "three whole contexts and scratch"
-    capped = load(parse([*flags, "--context-length-max", "40"])).facts
+    capped = load(parse([*flags, "--context-length-max", "40"]), Phases()).facts
     assert capped.context_length == 40
-    assert load(parse([*flags, "--context-length-max", "400"])).facts.context_length == 64
+    assert load(parse([*flags, "--context-length-max", "400"]), Phases()).facts.context_length == 64
 
 
 def test_threads_leave_one_core_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,9 @@ ENTRYPOINT ["python", "-m", "gapless.scheduler", "--run-folder", "/run/gapless"]
 FROM executor-base AS executor
 COPY --from=model /models/default /models/default
 USER gapless
+# What Triton and FlashInfer compile on a GPU; compose keeps it in a volume.
+ENV TRITON_CACHE_DIR=/home/gapless/.cache/triton
+RUN mkdir -p "$TRITON_CACHE_DIR"
 ENTRYPOINT ["python", "-m", "gapless.executor", "--run-folder", "/run/gapless"]
 CMD ["--model", "/models/default"]
 

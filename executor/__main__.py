@@ -7,6 +7,7 @@ was told to leave at once. Called by `gapless serve`, by a container, by hand.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(config: Config, phases: Phases) -> int:
     signals = Signals()
+    gc.disable()  # a start makes much that stays: collections cost a seventh of the imports
     log.info("importing torch and transformers ...")
     # Not before the flags are known to be right: these take seconds.
     from gapless.executor.link import Ending, Link
@@ -61,6 +63,11 @@ def _serve(config: Config, phases: Phases) -> int:
 
 
 def _announce(ready_fd: int | None, phases: Phases) -> None:
+    # What stands now stays: a collection between two steps must not walk it.
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    phases.end("garbage")
     log.info("%s", phases.line())
     if ready_fd is not None:
         with os.fdopen(ready_fd, "w") as file:

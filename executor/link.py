@@ -16,7 +16,6 @@ device's results. Nothing is looked at before it speaks.
 from __future__ import annotations
 
 import enum
-import gc
 import logging
 import os
 from collections.abc import Callable
@@ -186,9 +185,6 @@ class Link:
         self._epoch = attach.epoch
         self._device = self._start_device(attach, self._map(attach))
         self._poller.register(self._device.wakeup, zmq.POLLIN)
-        # The model and its modules stay: a collection between two steps must not walk them.
-        gc.collect()
-        gc.freeze()
         self._send(ExecutorReady(attach.epoch))
         self._announce()
         log.info("attached, epoch %d", attach.epoch)

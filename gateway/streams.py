@@ -44,6 +44,7 @@ class Stream:
     __slots__ = (
         "_due_s",
         "_flush_interval_s",
+        "_loop",
         "_timer",
         "_waiter",
         "admitted",
@@ -75,6 +76,8 @@ class Stream:
         self.too_slow = False
         self._flush_interval_s = flush_interval_s
         self._due_s = 0.0
+        # Kept, as asking for it costs a system call on Python 3.11.
+        self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -133,16 +136,13 @@ class Stream:
     def _set_timer(self) -> None:
         if self._timer is None:
             delay_s = max(0.0, self._due_s - time.monotonic())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self.wake)
+            self._timer = self._loop.call_later(delay_s, self.wake)
 
-    async def _wait(self) -> None:
+    def _wait(self) -> asyncio.Future[None]:
+        """Done at the next `wake`."""
         assert self._waiter is None, "one task waits for a stream at a time"
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiter = waiter
-        try:
-            await waiter
-        finally:
-            self._waiter = None
+        self._waiter = self._loop.create_future()
+        return self._waiter
 
 
 class Streams:

@@ -141,7 +141,7 @@ def step_rows(lengths: tuple[int, ...], positions: Tensor) -> StepRows:
 
 
 def test_fused_weights_are_views_of_the_arena() -> None:
-    from gapless.executor.fused import side_by_side
+    from gapless.executor.decoder_weights import side_by_side
 
     model = random_model(1)
     attention = model.module.model.layers[0].self_attn

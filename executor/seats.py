@@ -23,6 +23,11 @@ class SeatCopy:
         self.layout = layout
         self._table = torch.zeros(layout.seat_count, layout.words, dtype=torch.int32, device=device)
 
+    @property
+    def table(self) -> Tensor:
+        """The records, int32 ``[seat_count, words]``, for kernels that read them in place."""
+        return self._table
+
     def upload(self, table: Int32s) -> None:
         """Replaces the whole copy by the scheduler's int32 ``[seat_count, words]``."""
         assert table.shape == tuple(self._table.shape), (table.shape, self._table.shape)

@@ -13,16 +13,17 @@ something else between two steps, as it does while a real one runs: caches are c
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
+import importlib.abc
+import importlib.machinery
 import json
 import mmap
 import select
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -90,9 +91,21 @@ class _Wrapper:
     def plan(self, *_: object, **__: object) -> None: ...
 
 
-@contextlib.contextmanager
-def _without_gpu() -> Iterator[None]:
-    """What a machine without one lacks has stand-ins, for as long as this lasts."""
+class _Triton(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Triton with all it has; launching a kernel does nothing."""
+
+    def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+        is_triton = name.partition(".")[0] == "triton"
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_triton else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+        return mock.MagicMock(name=spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None: ...
+
+
+def _do_without_gpu() -> None:
+    """Puts stand-ins in the place of what this machine lacks, for the rest of the process."""
     cudart = types.SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
     cuda: dict[str, Any] = {
         "Stream": _Stream,
@@ -105,16 +118,14 @@ def _without_gpu() -> Iterator[None]:
         "graph_pool_handle": lambda: (0, 0),
         "max_memory_reserved": lambda: 0,
     }
-    kernels: Any = types.ModuleType("gapless.executor.kernels")
-    kernels.stamp = _nothing
+    mock.patch.multiple(torch.cuda, **cuda).start()
+    sys.meta_path.append(_Triton())
     flashinfer: Any = types.ModuleType("flashinfer")
     flashinfer.BatchPrefillWithPagedKVCacheWrapper = _Wrapper
-    modules = {"gapless.executor.kernels": kernels, "flashinfer": flashinfer}
-    with mock.patch.dict(sys.modules, modules), mock.patch.multiple(torch.cuda, **cuda):
-        from gapless.executor import cuda_step
+    sys.modules["flashinfer"] = flashinfer
+    from gapless.executor import cuda_step
 
-        with mock.patch.object(cuda_step, "_captured", return_value=_Stream()):
-            yield
+    mock.patch.object(cuda_step, "_captured", return_value=_Stream()).start()
 
 
 class Bench:
@@ -242,12 +253,13 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     print(f"{'rows':>6}" + "".join(f"{name:>10}" for name in COLUMNS) + "   µs")
     lines = []
-    with contextlib.nullcontext() if torch.cuda.is_available() else _without_gpu():
-        for row_count in ROW_COUNTS:
-            pause_s = options.pause_ms / 1e3
-            line = measure(row_count, options.steps, aligned=options.aligned, pause_s=pause_s)
-            lines.append(line)
-            print(f"{row_count:>6}" + "".join(f"{line.us[name]:>10.1f}" for name in COLUMNS))
+    if not torch.cuda.is_available():
+        _do_without_gpu()
+    for row_count in ROW_COUNTS:
+        pause_s = options.pause_ms / 1e3
+        line = measure(row_count, options.steps, aligned=options.aligned, pause_s=pause_s)
+        lines.append(line)
+        print(f"{row_count:>6}" + "".join(f"{line.us[name]:>10.1f}" for name in COLUMNS))
     if options.json is not None:
         options.json.write_text(json.dumps([dataclasses.asdict(line) for line in lines], indent=1))
     return 0

@@ -1,5 +1,7 @@
 """``gapless bench``, or ``python -m gapless.bench``: measures, prints, writes.
 
+With ``--server`` it is another program, `load`: then only a client's packages are there.
+
 Owns the order of things and the exit status: 0 if all was measured, 1 if a run failed, 2 for wrong
 usage, 4 if the depths did not give the same tokens, 130 if it was interrupted. The table goes to
 stdout, progress to stderr.
@@ -32,6 +34,10 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a benchmark; its exit status."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    if any(word.partition("=")[0] == "--server" for word in words):
+        from gapless.bench import load
+
+        return load.main(words)
     chosen = options.parse(words)
     signal.signal(signal.SIGTERM, _leave)
     try:

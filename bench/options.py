@@ -60,7 +60,9 @@ def parse(arguments: Sequence[str]) -> Options:
     """
     parser = argparse.ArgumentParser(
         prog="gapless bench",
-        description="Measures scheduler and executor with the same work at each depth.",
+        description="Measures scheduler and executor with the same work at each depth. "
+        "With --server ADDRESS it drives a server that runs instead, over gRPC, and takes other "
+        "options: see gapless bench --server ADDRESS --help.",
         epilog=EXIT_CODES,
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

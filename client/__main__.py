@@ -22,7 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] == ["bench"]:
         # A program of its own, with packages that a client need not have.
-        lack = extras.lacking("bench", extras.BENCH)
+        is_load = any(word.partition("=")[0] == "--server" for word in words)
+        lack = extras.lacking("bench", extras.LOAD if is_load else extras.BENCH)
         if lack is not None:
             terminal.note(f"gapless bench: {lack}")
             return terminal.FAILED

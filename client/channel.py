@@ -48,6 +48,7 @@ def open_channel(
     credentials: grpc.ChannelCredentials | None,
     *,
     with_service_config: bool,
+    own_connection: bool = False,
 ) -> grpc.aio.Channel:
     """A channel to `address`; it connects when first used.
 
@@ -56,8 +57,11 @@ def open_channel(
         credentials: of TLS; None for an unencrypted connection.
         with_service_config: False for calls that must reach a server that admits nothing: with
             health checking gRPC would not let them through.
+        own_connection: False lets channels of this process to one address share a connection.
     """
     options: list[tuple[str, int | str]] = list(OPTIONS)
+    if own_connection:
+        options.append(("grpc.use_local_subchannel_pool", 1))
     if with_service_config:
         options.append(("grpc.service_config", SERVICE_CONFIG))
     if credentials is None:

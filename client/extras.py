@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from typing import Final
 
 BENCH: Final = ("msgspec", "numpy", "torch", "transformers", "zmq")
+LOAD: Final = ("grpc", "msgspec", "numpy")
+"""Of `gapless bench --server`."""
 SERVE: Final = (*BENCH, "grpc_reflection", "jinja2", "tokenizers")
 
 

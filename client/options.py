@@ -96,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_serve(serve)
     commands.add_parser("demo", help="serve the demo model, ask it one question, stop")
     # `__main__` hands it over before this parser sees its options.
-    commands.add_parser("bench", help="measure scheduler and executor; see bench --help")
+    commands.add_parser("bench", help="measure a model, or a server that runs; see bench --help")
 
     generate = commands.add_parser("generate", help="continue a text", parents=[server, sampling])
     generate.add_argument("prompt", nargs="?", help="default, or with -: read from stdin")

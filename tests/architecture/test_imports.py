@@ -41,7 +41,7 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {
         "triton",
         "zmq",
     },
-    "bench": {"msgspec", "numpy", "zmq"},
+    "bench": {"gapless.client", "grpc", "msgspec", "numpy", "zmq"},
     "client": {"google", "grpc", "grpc_health", "grpc_status"},
 }
 """Packages beyond the standard library, the contract folder and the room itself."""

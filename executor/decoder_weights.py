@@ -3,7 +3,7 @@
 Owns the recognition of such models: RMSNorm, rotary attention with grouped heads (with or without
 biases and query/key norms), SwiGLU, and nothing else. The weights are views on the model's own,
 side by side in their arena, so that taking them costs no memory. Knows nothing of devices and of
-how the decoders compute. Called by `fused` and `cpu_decoder`.
+how the decoders compute. Called by `fused` and `cpu_start`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Layer:
     middle_norm: Tensor
     gate_up: Tensor
     down: Tensor
+    kv_heads: int
     scaling: float
     window: int | None
 
@@ -125,6 +126,7 @@ def _layer(layer: Any) -> Layer:
         middle_norm=_weight(layer.post_attention_layernorm),
         gate_up=side_by_side([_weight(mlp.gate_proj), _weight(mlp.up_proj)]),
         down=_weight(mlp.down_proj),
+        kv_heads=_weight(attention.k_proj).shape[0] // attention.head_dim,
         scaling=float(attention.scaling),
         window=window if isinstance(window, int) else None,
     )

@@ -2,7 +2,7 @@
 
 Owns the proof that fusing changed nothing but rounding. Computes over a small pool of its own, so
 that nothing which serves is touched. Knows nothing of what the fused form is made of. Called by
-`cuda_start`, before anything is served; see `probe` for the check of the attention.
+`cuda_start` and `cpu_start`, before anything is served; see `probe` for the check of the attention.
 """
 
 from __future__ import annotations

@@ -19,13 +19,14 @@ from gapless.executor.arenas import Arenas, PlainArenas
 from gapless.executor.attention import UnsupportedModelError
 from gapless.executor.config import Config, UserError
 from gapless.executor.cpu_device import CpuDevice
+from gapless.executor.cpu_start import cpu_decoder
 from gapless.executor.device import Device, Regions
 from gapless.executor.kv import KvPool, KvShape, available_memory_bytes, cpu_block_count
 from gapless.executor.model import Model, resolve_dtype
 from gapless.executor.phases import Phases
 from gapless.executor.presets import PREFIX, preset_config
 from gapless.executor.seats import SeatCopy
-from gapless.executor.step import StepRunner
+from gapless.executor.step import Decoder, StepRunner
 from gapless.protos import model_folder
 from gapless.protos.messages import Attach, ModelFacts
 from gapless.protos.seats import SeatLayout
@@ -39,6 +40,8 @@ class Loaded:
 
     model: Model
     pool: KvPool
+    decoder: Decoder
+    """What computes the steps on a CPU."""
     facts: ModelFacts
     attention: str
     phases: Phases
@@ -55,7 +58,7 @@ class Loaded:
             return cuda_start.start(
                 self.model, self.pool, seats, attach, regions, self.attention, self.phases
             )
-        runner = StepRunner(self.model, self.pool, seats, attach.row_max)
+        runner = StepRunner(self.model, self.pool, seats, attach.row_max, self.decoder)
         return CpuDevice(attach.epoch, regions, runner)
 
 
@@ -71,6 +74,10 @@ def load(config: Config, phases: Phases) -> Loaded:
     device = _device(config.device)
     arenas = PlainArenas(device)
     model = _load_model(config, device, arenas, phases)
+    decoder: Decoder = model
+    if device.type == "cpu":
+        decoder = cpu_decoder(model, config.block_tokens)
+        phases.end("kernels")
     context_length = model.shape.context_length
     if config.context_length_max is not None:
         context_length = min(context_length, config.context_length_max)
@@ -89,7 +96,7 @@ def load(config: Config, phases: Phases) -> Loaded:
         dtype=model.shape.dtype_name,
     )
     phases.end("KV pool")
-    return Loaded(model, pool, facts, config.attention, phases)
+    return Loaded(model, pool, decoder, facts, config.attention, phases)
 
 
 def _load_model(config: Config, device: torch.device, arenas: Arenas, phases: Phases) -> Model:

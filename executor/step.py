@@ -8,12 +8,19 @@ decision that needs a value from the device and wait for nothing; both become gr
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gapless.executor.attention import AttentionPlan, GatherAttention, PackedRows, plan_rows
+from gapless.executor.attention import (
+    AttentionPlan,
+    GatherAttention,
+    PackedRows,
+    StepAttention,
+    plan_rows,
+)
 from gapless.executor.kv import KvPool
 from gapless.executor.model import Model
 from gapless.executor.sampler import SampleRows, sample
@@ -52,11 +59,29 @@ class StagedFrame:
         return len(self.token_ids)
 
 
+class Decoder(Protocol):
+    """A way from token ids to logits: `model.Model`, or another form of it."""
+
+    def logits(
+        self, token_ids: Tensor, positions: Tensor, last_tokens: Tensor, attention: StepAttention
+    ) -> Tensor:
+        """See `model.Model.logits`."""
+
+
 class StepRunner:
     """Runs steps of one model over one KV pool and one copy of the seat table."""
 
-    def __init__(self, model: Model, pool: KvPool, seats: SeatCopy, row_max: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        pool: KvPool,
+        seats: SeatCopy,
+        row_max: int,
+        decoder: Decoder | None = None,
+    ) -> None:
+        """The decoder takes the place of the model's own layers, if given."""
         self.model = model
+        self._decoder: Decoder = decoder or model
         self.pool = pool
         self.seats = seats
         self.row_max = row_max
@@ -109,7 +134,7 @@ class StepRunner:
         """Logits behind the last token of each row, ``[row_count, vocab_size]``."""
         attention = GatherAttention(self.pool, self._packed(staged), staged.plan)
         last_tokens = staged.query_starts + staged.query_lengths - 1
-        return self.model.logits(
+        return self._decoder.logits(
             carried_over(staged, previous_tokens), staged.positions, last_tokens, attention
         )
 

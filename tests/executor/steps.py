@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from gapless.executor.arenas import PlainArenas
+from gapless.executor.cpu_start import cpu_decoder
 from gapless.executor.kv import KvPool
 from gapless.executor.model import Model
 from gapless.executor.seats import SeatCopy
@@ -85,10 +86,10 @@ def make_runner(
     row_max: int,
     block_max: int,
 ) -> StepRunner:
-    """A runner over a freshly loaded model, with every cell of the pool poisoned."""
+    """A runner over a freshly loaded model, as served, with every cell of the pool poisoned."""
     arenas = PlainArenas(CPU)
     model = Model.load(folder, dtype, CPU, arenas)
     pool = KvPool(arenas, model.shape.kv_shape(block_tokens), block_count)
     pool.tensor.fill_(torch.nan)
     seats = SeatCopy(SeatLayout(seat_count=row_max + 1, block_max=block_max), CPU)
-    return StepRunner(model, pool, seats, row_max)
+    return StepRunner(model, pool, seats, row_max, cpu_decoder(model, block_tokens))

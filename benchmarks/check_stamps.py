@@ -99,8 +99,8 @@ def decode(model: Model, backend: str, batch: int, step_count: int) -> dict[str,
     return found
 
 
-def mixed(model: Model, backend: str, batch: int, step_count: int) -> dict[str, Any]:
-    """More requests than rows, of many sizes: a prompt is read whenever one ends."""
+def mixed_server(model: Model, backend: str, batch: int) -> CudaServer:
+    """A server with more requests than rows, of many sizes: a prompt is read whenever one ends."""
     server = CudaServer(
         model,
         backend=backend,
@@ -115,6 +115,12 @@ def mixed(model: Model, backend: str, batch: int, step_count: int) -> dict[str, 
         prompt = draw.integers(0, model.shape.vocab_size, prompt_tokens).tolist()
         new_tokens = int(draw.integers(MIXED_OUTPUTS[0], MIXED_OUTPUTS[1] + 1))
         server.submit(Request(prompt, new_tokens))
+    return server
+
+
+def mixed(model: Model, backend: str, batch: int, step_count: int) -> dict[str, Any]:
+    """Steps of which some read prompts."""
+    server = mixed_server(model, backend, batch)
     found = check(server, step_count)
     server.close()
     return found

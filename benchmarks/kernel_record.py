@@ -68,6 +68,15 @@ class RecordedStep:
         """How long at least one kernel ran."""
         return self.profiled_us - sum(self.holes_us())
 
+    def own_us(self) -> list[float]:
+        """For each kernel, how long it ran after all kernels before it had ended."""
+        own = []
+        end_us = self.kernels[0].begin_us
+        for kernel in self.kernels:
+            own.append(max(kernel.end_us - max(kernel.begin_us, end_us), 0.0))
+            end_us = max(end_us, kernel.end_us)
+        return own
+
     def holes_us(self) -> list[float]:
         """The times within the step in which no kernel ran."""
         holes = []

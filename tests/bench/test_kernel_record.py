@@ -56,17 +56,39 @@ def test_the_summary_compares_kernels_with_stamps() -> None:
     assert check_stamps.summary(divide(FIRST, STAMPS[:1]), [])["hole_us_max"] == 2.0
 
 
+def test_own_times_add_up_to_the_busy_time() -> None:
+    first, second = divide([*FIRST, *SECOND], STAMPS)
+    assert first.own_us() == [1.0, 10.0, 4.0, 0.0, 2.0, 1.0]
+    assert sum(first.own_us()) == first.busy_us()
+    assert sum(second.own_us()) == second.busy_us()
+
+
 def test_the_table_is_of_a_mean_step() -> None:
     rows = profile_step.table(divide([*FIRST, *SECOND], STAMPS))
     assert [row["name"] for row in rows] == ["gemm", "_stamp", "norm"]
     assert rows[0] == {
         "name": "gemm",
         "calls_per_step": 1.5,
-        "us_per_step": 18.0,
-        "us_per_call": 12.0,
-        "share": round(36 / 44, 4),
+        "us_per_step": 17.0,
+        "us_per_call": 11.33,
+        "share": round(34 / 41, 4),
     }
-    batch = {"batch": 2, "step_us_p50": 25.0, "step_us_p50_without_profiler": 24.0, "busy_us": 20.5}
-    names = {"preset": "tiny", "prompt": 4, "gpu": "none", "torch": "2", "attention": "none"}
-    text = profile_step.markdown({**names, "batches": [{**batch, "kernels": rows}]})
-    assert "| `gemm` | 1.5 | 18.0 | 81.8 % |\n" in text
+
+
+def test_the_last_product_is_the_head_and_what_follows_samples() -> None:
+    steps = divide([*FIRST, *SECOND], STAMPS)
+    assert profile_step.parts_of(steps[0]) == {
+        "products": 10.0,
+        "attention": 0.0,
+        "norms, rotary, SwiGLU": 0.0,
+        "head": 4.0,
+        "sampling": 3.0,
+        "rows": 1.0,
+    }
+    found = profile_step.summary("Batch 2", steps, [24.0], {"head": 6.0})
+    assert sum(row["us"] for row in found["parts"]) == found["busy_us"] == 20.5
+    names = {"preset": "tiny", "gpu": "none", "torch": "2", "attention": "none"}
+    text = profile_step.markdown({**names, "loads": [found]})
+    assert "Its parts add up to 20 µs, 82.0 % of it." in text
+    assert "| head | 12 | 6 |\n" in text
+    assert "| `gemm` | 1.5 | 17.0 | 82.9 % |\n" in text

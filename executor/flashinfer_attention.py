@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gapless.executor import step_kernels
 from gapless.executor.cuda_attention import HeadShape, StepRows, Stored
 from gapless.executor.kv import KvPool
 from gapless.protos.seats import Int32s
@@ -42,6 +41,9 @@ class FlashInfer(Stored):
         captured: bool,
     ) -> None:
         super().__init__(pool)
+        from gapless.executor.step_kernels import list_pages  # triton is where a GPU is
+
+        self._list_pages = list_pages
         flashinfer: Any = importlib.import_module("flashinfer")
         self._heads = heads
         self._captured = captured
@@ -127,7 +129,7 @@ class FlashInfer(Stored):
             wrapper._qo_indptr_buf = rows.query_indptr
             wrapper._paged_kv_indptr_buf = torch.empty_like(rows.query_indptr)
             wrapper._paged_kv_last_page_len_buf = torch.empty_like(rows.context_lengths)
-        step_kernels.list_pages(
+        self._list_pages(
             rows.context_lengths,
             rows.block_tables,
             self._pool.block_tokens,

@@ -266,7 +266,7 @@ class ServerStats:
     step_bounds_us: tuple[int, ...]
     """Upper bounds of the buckets of `step_token_counts`, likewise."""
     step_token_counts: tuple[int, ...]
-    """Tokens since start, by how long the device computed the step that gave them."""
+    """Tokens since start but first ones, by how long the device computed the step of each."""
 
     @classmethod
     def read(cls, message: admin_pb2.Stats) -> Self:

@@ -317,7 +317,7 @@ class Stats(msgspec.Struct, frozen=True):
     """Age of the last result; 0 if there was none."""
     device_time: DeviceTime = DeviceTime()
     step_counts: tuple[int, ...] = (0,) * (len(STEP_BOUNDS_US) + 1)
-    """Tokens since start, by how long the device computed the step that gave them."""
+    """Tokens since start but first ones, by how long the device computed the step of each."""
 
 
 class StatsReply(msgspec.Struct, frozen=True, tag="stats"):

@@ -99,7 +99,7 @@ class Intake:
             for seat in seats[columns.awaits_first[seats]].tolist():
                 sequence = columns.sequence(seat)
                 sequence.first_token_s = now
-                sequence.device_s = self._work.since_arrival_s(sequence)
+                self._work.first_token(sequence)
                 columns.token_seen(seat)
         stopped: list[tuple[Sequence, Stop]] = []
         if some(may_end):

@@ -86,7 +86,11 @@ class Work:
 
     def __init__(self) -> None:
         self.token_counts = [0] * (len(STEP_BOUNDS_US) + 1)
-        """Tokens by the length of the step that gave them, in the buckets of STEP_BOUNDS_US."""
+        """Tokens by the length of the step that gave them, in the buckets of STEP_BOUNDS_US.
+
+        First tokens aside: there is no other one that they come after.
+        """
+        self._first_count = 0
         self._total_ns = 0
         self._arrived: list[Sequence] = []
         """Sequences that came while the step ran whose result is not there yet."""
@@ -114,10 +118,12 @@ class Work:
         self._arrived = waiting
 
     def gave(self, result: Result, token_count: int) -> None:
-        """It gave so many tokens."""
+        """It gave so many tokens, some of which were told of by `first_token`."""
+        later_count, self._first_count = token_count - self._first_count, 0
         step_us = (result.finished_ns - result.started_ns) / 1000
-        self.token_counts[bisect_left(STEP_BOUNDS_US, step_us)] += token_count
+        self.token_counts[bisect_left(STEP_BOUNDS_US, step_us)] += later_count
 
-    def since_arrival_s(self, sequence: Sequence) -> float:
-        """How long the device computed, for this sequence and for others, since it came."""
-        return (self._total_ns - sequence.device_from_ns) / 1e9
+    def first_token(self, sequence: Sequence) -> None:
+        """The step gave a sequence its first: notes how long the device computed since it came."""
+        sequence.device_s = (self._total_ns - sequence.device_from_ns) / 1e9
+        self._first_count += 1

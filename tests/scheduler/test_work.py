@@ -66,11 +66,12 @@ def test_a_sequence_that_never_ran_has_none() -> None:
 
 def test_steps_are_counted_once_a_token_by_their_length() -> None:
     core = Core(config(depth=1), Epoch(1))
-    core.submit(0.0, GATEWAY, submit(1, max_new_tokens=2))
-    core.submit(0.0, GATEWAY, submit(2, max_new_tokens=1))
-    run_step(core, 0.0, 0.0001)  # two first tokens in the shortest bucket
-    run_step(core, 1.0, 9.0)  # one in the last, which has no bound
-    counts = core.stats(9.0).step_counts
+    core.submit(0.0, GATEWAY, submit(1, max_new_tokens=3))
+    core.submit(0.0, GATEWAY, submit(2, max_new_tokens=2))
+    run_step(core, 0.0, 0.5)  # two first tokens, which come after no other
+    run_step(core, 1.0, 1.0001)  # two in the shortest bucket
+    run_step(core, 2.0, 10.0)  # one in the last, which has no bound
+    counts = core.stats(10.0).step_counts
     assert (counts[0], counts[-1], sum(counts)) == (2, 1, 3)
     assert len(counts) == len(STEP_BOUNDS_US) + 1
 

@@ -363,7 +363,7 @@ class ExecutorStats(_message.Message):
     @_builtins.property
     def step_histogram(self) -> Global___StepHistogram:
         """How long the device computed the step that gave a token: what would lie
-        between two tokens of a request if nothing but the device cost time.
+        between a token and the one before it if nothing but the device cost time.
         """
 
     def __init__(
@@ -477,8 +477,9 @@ Global___BubbleHistogram: _TypeAlias = BubbleHistogram  # noqa: Y015
 
 @_typing.final
 class StepHistogram(_message.Message):
-    """Bucket k counts the tokens whose step took more than upper_bounds_us[k-1] and
-    at most upper_bounds_us[k]. The last bucket has no upper bound.
+    """Bucket k counts the tokens, first ones of a request aside, whose step took more
+    than upper_bounds_us[k-1] and at most upper_bounds_us[k]. The last bucket has
+    no upper bound.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

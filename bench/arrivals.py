@@ -7,6 +7,7 @@ nothing of clocks or sockets. Called by `load`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +24,8 @@ class Share:
     requests: tuple[Request, ...]
     arrivals_s: Floats | None
     """Open loop: when each is to be sent, after the start."""
-    concurrency: int
-    """Closed loop: how many at once; a next one is sent when one has ended."""
+    starts_s: tuple[float, ...]
+    """Closed loop: when each stream begins; it sends a next request when one has ended."""
 
 
 def poisson(count: int, rate: float, seed: int) -> Floats:
@@ -34,20 +35,25 @@ def poisson(count: int, rate: float, seed: int) -> Floats:
     return np.cumsum(gaps)
 
 
+def ramp(concurrency: int, ramp_s: float) -> list[float]:
+    """When each of the streams of a closed loop begins: evenly over `ramp_s`."""
+    return [ramp_s * number / concurrency for number in range(concurrency)]
+
+
 def shares(
     requests: tuple[Request, ...],
     arrivals_s: Floats | None,
-    concurrency: int | None,
+    starts_s: Sequence[float] | None,
     process_count: int,
 ) -> list[Share]:
     """Divides a load; there are no more shares than there is work for."""
-    assert (arrivals_s is None) != (concurrency is None), "either an open or a closed loop"
-    count = min(process_count, len(requests), concurrency or len(requests))
+    assert (arrivals_s is None) != (starts_s is None), "either an open or a closed loop"
+    count = min(process_count, len(requests), len(requests if starts_s is None else starts_s))
     return [
         Share(
             requests[number::count],
             None if arrivals_s is None else arrivals_s[number::count],
-            0 if concurrency is None else len(range(number, concurrency, count)),
+            () if starts_s is None else tuple(starts_s[number::count]),
         )
         for number in range(count)
     ]

@@ -116,14 +116,13 @@ class Caller:
         """Sends what was prepared, from `start_s` on; returns when the last has ended."""
         if share.arrivals_s is not None:
             return await self._open_loop(share, share.arrivals_s, start_s)
-        await _sleep_until(start_s)
         records: list[Record] = []
         numbers = iter(range(len(share.requests)))
         stubs = itertools.cycle(self._stubs)
         await asyncio.gather(
             *(
-                self._closed_loop(share, numbers, next(stubs), records)
-                for _ in range(share.concurrency)
+                self._closed_loop(share, numbers, next(stubs), records, start_s + after_s)
+                for after_s in share.starts_s
             )
         )
         return records
@@ -146,8 +145,14 @@ class Caller:
         return records
 
     async def _closed_loop(
-        self, share: Share, numbers: Iterator[int], stub: Any, records: list[Record]
+        self,
+        share: Share,
+        numbers: Iterator[int],
+        stub: Any,
+        records: list[Record],
+        start_s: float,
     ) -> None:
+        await _sleep_until(start_s)
         for number in numbers:
             now_s = time.monotonic()
             record = Record(share.requests[number].new_tokens, now_s, now_s)

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gapless.bench import generator, load_options, load_report, load_table, machine, work
-from gapless.bench.arrivals import poisson, shares
+from gapless.bench.arrivals import poisson, ramp, shares
 from gapless.bench.calls import CallOptions
 from gapless.bench.generator import GeneratorError
 from gapless.bench.load_options import LoadOptions
@@ -72,7 +72,8 @@ def _load(chosen: LoadOptions, command: str) -> int:
     )
     _warm_up(chosen, options, requests, model.vocab_size)
     arrivals_s = None if chosen.rate is None else poisson(len(requests), chosen.rate, chosen.seed)
-    divided = shares(requests, arrivals_s, chosen.concurrency, chosen.processes)
+    starts_s = None if chosen.concurrency is None else ramp(chosen.concurrency, chosen.ramp_s)
+    divided = shares(requests, arrivals_s, starts_s, chosen.processes)
     snapshots: list[ServerStats | None] = []
     print(f"load: {len(requests)} requests", file=sys.stderr, flush=True)
     driven = generator.drive(
@@ -106,13 +107,20 @@ def _requests(chosen: LoadOptions, vocab_size: int) -> tuple[Request, ...]:
 def _warm_up(
     chosen: LoadOptions, options: CallOptions, requests: tuple[Request, ...], vocab_size: int
 ) -> None:
-    """The first requests, all at once and with other tokens."""
+    """The first requests, all at once, with other tokens and ever longer answers.
+
+    So they become fewer one by one, and whatever an executor prepares for a number of rows when it
+    first meets it is prepared then.
+    """
     first = requests[: chosen.warm_up_count]
     if not first:
         return
     print(f"warm-up: {len(first)} requests", file=sys.stderr, flush=True)
-    others = tuple(Request((each.prompt + 1) % vocab_size, each.new_tokens) for each in first)
-    generator.drive(options, shares(others, None, len(others), 1), lambda: None)
+    others = tuple(
+        Request((each.prompt + 1) % vocab_size, max(1, each.new_tokens * number // len(first)))
+        for number, each in enumerate(first, 1)
+    )
+    generator.drive(options, shares(others, None, ramp(len(others), 0.0), 1), lambda: None)
 
 
 async def _model(chosen: LoadOptions) -> ModelInfo:

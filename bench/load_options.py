@@ -16,7 +16,7 @@ EXIT_CODES: Final = (
     "exit codes: 0 measured (what was refused or failed is in the table); 1 no request was "
     "answered; 2 wrong usage; 3 no server at the address; 130 interrupted"
 )
-WARM_UP_MAX: Final = 64
+OPEN_LOOP_WARM_UP: Final = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,8 @@ class LoadOptions:
     """Requests a second, as Poisson arrivals: open loop."""
     concurrency: int | None
     """Requests at once: closed loop."""
+    ramp_s: float
+    """Over how long the streams of a closed loop begin."""
     seed: int
     requests: int | None
     """None: as many as the file has, or 256."""
@@ -39,7 +41,7 @@ class LoadOptions:
     text: bool
     timeout_s: float
     warm_up: int | None
-    """Requests; None: as many as run at once, at most WARM_UP_MAX."""
+    """Requests; None: as many as run at once, or OPEN_LOOP_WARM_UP."""
     target_ttft_ms: float | None
     target_itl_ms: float | None
     processes: int
@@ -53,7 +55,7 @@ class LoadOptions:
         """Requests before the measured ones."""
         if self.warm_up is not None:
             return self.warm_up
-        return min(self.concurrency or WARM_UP_MAX, WARM_UP_MAX)
+        return self.concurrency or OPEN_LOOP_WARM_UP
 
 
 def parse(arguments: Sequence[str]) -> LoadOptions:
@@ -99,6 +101,14 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         "--concurrency", type=_count, metavar="N", help="closed loop: N requests at once"
     )
     add = group.add_argument
+    add(
+        "--ramp-s",
+        type=_positive,
+        default=0.0,
+        metavar="S",
+        help="closed loop: begin one after the other over this time, so that requests of one size "
+        "do not come in waves",
+    )
     add("--requests", type=_count, metavar="N", help="in all; default 256, or the file's")
     add("--prompt", type=_count, default=256, metavar="N", help="tokens each, drawn at random")
     add("--new", type=_count, default=128, metavar="N", help="tokens each")
@@ -121,7 +131,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         "--warm-up",
         type=_natural,
         metavar="N",
-        help=f"requests before; default: as many as run at once, at most {WARM_UP_MAX}",
+        help=f"requests before; default: as many as run at once, or {OPEN_LOOP_WARM_UP}",
     )
 
 

@@ -22,7 +22,8 @@ to ttft         Of each request, from when it was really sent: ttft less the tim
                 and, at depth 2, for the one behind it. The device works meanwhile, so this is not
                 added; it is in the device's part, which is reported beside.
 to inter-token  The percentile of the client's times less the same percentile of the device's own
-                step times, each step weighted with the tokens that it gave, over the same time.
+                step times, each step weighted with the tokens (but first ones) that it gave, over
+                the same time; read off a histogram, so true to 4 % of a step.
                 Bubbles between steps are thus the server's, not the device's.
 """
 
@@ -76,6 +77,7 @@ def row_of(
             "prompt_tokens": sum(len(request.prompt) for request in requests),
             "new_tokens": sum(request.new_tokens for request in requests),
             "concurrency": chosen.concurrency,
+            "ramp_s": chosen.ramp_s,
             "rate": chosen.rate,
             "seed": chosen.seed,
             "flush_interval_ms": chosen.flush_interval_ms,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapless.bench.arrivals import poisson, shares
+from gapless.bench.arrivals import poisson, ramp, shares
 from gapless.bench.work import Request, batch
 
 
@@ -40,7 +40,13 @@ def test_processes_divide_the_work_and_change_nothing_of_it(
     for share in opened:
         assert share.arrivals_s is not None
         assert len(share.requests) == len(share.arrivals_s) > 0
-    closed = shares(requests(count), None, concurrency, process_count)
+    starts_s = ramp(concurrency, 1.5)
+    closed = shares(requests(count), None, starts_s, process_count)
     assert sum(len(each.requests) for each in closed) == count
-    assert sum(each.concurrency for each in closed) == concurrency
-    assert all(each.concurrency and each.requests for each in closed)
+    assert sorted(time for each in closed for time in each.starts_s) == starts_s
+    assert all(each.starts_s and each.requests for each in closed)
+
+
+def test_streams_of_a_closed_loop_begin_evenly() -> None:
+    assert ramp(4, 2.0) == [0.0, 0.5, 1.0, 1.5]
+    assert ramp(2, 0.0) == [0.0, 0.0]

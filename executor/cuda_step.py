@@ -23,13 +23,12 @@ from torch import Tensor
 from gapless.executor import kernels, step_kernels
 from gapless.executor.attention_backends import GATHER, make_attention
 from gapless.executor.cuda_attention import CudaAttention, HeadShape, StepRows
+from gapless.executor.cuda_sampler import CudaSampler
 from gapless.executor.flashinfer_attention import WORKSPACE_BYTES
 from gapless.executor.fused import FusedDecoder
 from gapless.executor.kv import KvPool
 from gapless.executor.model import Model
-from gapless.executor.sampler import SampleRows, sample
 from gapless.executor.seats import SeatCopy
-from gapless.protos.seats import SCRATCH_SEAT
 from gapless.protos.slots import (
     HEADER_WORDS,
     ROW_COLUMNS,
@@ -37,7 +36,6 @@ from gapless.protos.slots import (
     Features,
     Frame,
     FrameLayout,
-    Header,
 )
 
 STAMP_COUNT: Final = 2
@@ -114,6 +112,7 @@ class CudaStep:
         )
         self._ones = np.ones(layout.row_max, np.int32)
         self._query_starts = torch.arange(layout.row_max + 1, dtype=torch.int32, device=device)
+        self._sampler = CudaSampler(seats, layout.row_max, model.shape.vocab_size, device)
         self._row_places = torch.arange(layout.row_max, device=device)
         self._memory_pool = torch.cuda.graph_pool_handle()
         self._forward_graphs: dict[tuple[int, int], _Graphs] = {}
@@ -240,14 +239,7 @@ class CudaStep:
 
     def _sample_padded(self, slot: int, bucket: int, features: Features) -> None:
         memory = self.slots[slot]
-        places = torch.arange(bucket, device=memory.bytes.device)
-        real = places < memory.header[Header.ROW_COUNT]
-        rows = SampleRows(
-            seats=torch.where(real, memory.rows[0, :bucket], SCRATCH_SEAT).long(),
-            positions=torch.where(real, memory.rows[4, :bucket], 1).long(),
-            result_counts=torch.where(real, memory.rows[5, :bucket], 0),
-        )
-        self._sample(memory, rows, features)
+        self._sample(memory, bucket, features)
         kernels.stamp(memory.stamps, 1)
 
     # ------------------------------------------------------------------ the loose form
@@ -262,8 +254,7 @@ class CudaStep:
         attention = self._loose[slot]
         attention.bind(packed.rows)
         self._forward(packed, attention)
-        rows = memory.rows[:, : frame.row_count].long()
-        self._sample(memory, SampleRows(rows[0], rows[4], rows[5]), frame.features)
+        self._sample(memory, frame.row_count, frame.features)
         kernels.stamp(memory.stamps, 1)
 
     def _packed_loose(self, frame: Frame, slot: int) -> _Packed:
@@ -304,11 +295,15 @@ class CudaStep:
             last = self._row_places[: len(token_ids)] if last is None else last
             out.copy_(self._model.logits(token_ids, positions, last, attention))
 
-    def _sample(self, memory: SlotMemory, rows: SampleRows, features: Features) -> None:
-        row_count = len(rows.seats)
-        tokens, faults = sample(self._logits[:row_count], rows, self._seats, features)
-        memory.sampled[:row_count].copy_(tokens)
-        memory.faults[:row_count].copy_(faults)
+    def _sample(self, memory: SlotMemory, row_count: int, features: Features) -> None:
+        self._sampler.sample(
+            self._logits[:row_count],
+            memory.header,
+            memory.rows,
+            features,
+            memory.sampled,
+            memory.faults,
+        )
 
     def _write_slots(self, tables: Tensor, token_rows: Tensor, positions: Tensor) -> Tensor:
         block_tokens = self._pool.block_tokens

@@ -119,7 +119,7 @@ def _do_without_gpu() -> None:
         "max_memory_reserved": lambda: 0,
     }
     mock.patch.multiple(torch.cuda, **cuda).start()
-    sys.meta_path.append(_Triton())
+    sys.meta_path.insert(0, _Triton())  # before a real one, which has no device here
     flashinfer: Any = types.ModuleType("flashinfer")
     flashinfer.BatchPrefillWithPagedKVCacheWrapper = _Wrapper
     sys.modules["flashinfer"] = flashinfer

@@ -7,6 +7,9 @@ venv=${1:-.venv}
 python=${PYTHON:-python3}
 # A small CPU build where such a wheel is offered; plain torch would bring several GB of CUDA.
 torch_cpu="torch==2.13.0"
+# Its interpreter runs the GPU's kernels in tests; torch for the GPU brings a Triton of its own.
+triton=""
+[ "$(uname -s)" = Linux ] && triton="triton==3.6.0"
 
 say() { printf '== %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -28,8 +31,8 @@ if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
     say "torch for the GPU (some GB; takes minutes)"
     "${pip[@]}" 'torch>=2.11'
   else
-    say "torch for the CPU (about 200 MB; takes a minute or two)"
-    "${pip[@]}" "$torch_cpu"
+    say "torch for the CPU (about 400 MB with Triton; takes a minute or two)"
+    "${pip[@]}" "$torch_cpu" $triton
   fi
 fi
 say "gapless and its tools"

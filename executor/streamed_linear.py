@@ -162,6 +162,92 @@ def _tiles(matrix: Tensor, tile_rows: int) -> Any:
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), block, layout)
 
 
+@gluon.jit
+def _fetch_weights(
+    weight, outs, place, tiles, stage, barrier, used, BYTES: gl.constexpr, GATED: gl.constexpr
+):
+    """Asks for a stage's weights; `barrier` will see `BYTES` arrive, those of `x` among them."""
+    COPIES: gl.constexpr = 2 if GATED else 1
+    mbarrier.expect(barrier, BYTES, pred=used)
+    _fetch(weight, place, barrier, tiles.index(stage * COPIES), pred=used)
+    if GATED:
+        up_place = [place[0] + outs, place[1]]
+        _fetch(weight, up_place, barrier, tiles.index(stage * COPIES + 1), pred=used)
+
+
+@gluon.jit
+def _store(total, bias, out, first_out, part, rows, outs, HAS_BIAS: gl.constexpr):
+    """Writes a tile, ``[TILE_OUTS, TILE_ROWS]``, to ``out[part]``, ``[rows, outs]``."""
+    TILE_OUTS: gl.constexpr = total.shape[0]
+    TILE_ROWS: gl.constexpr = total.shape[1]
+    wide: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, 4], [0, 1])
+    out_places = first_out + gl.arange(0, TILE_OUTS, gl.SliceLayout(1, wide))
+    row_places = gl.arange(0, TILE_ROWS, gl.SliceLayout(0, wide))
+    result = gl.convert_layout(total, wide)
+    if HAS_BIAS:
+        if part == 0:
+            added = gl.load(bias + out_places, mask=out_places < outs, other=0.0)
+            result += added.to(gl.float32)[:, None]
+    gl.store(
+        out + (part.to(gl.int64) * rows + row_places[None, :]) * outs + out_places[:, None],
+        result.to(out.dtype.element_ty),
+        mask=(row_places[None, :] < rows) & (out_places[:, None] < outs),
+    )
+
+
+@gluon.jit
+def _sums(
+    weight,
+    x,
+    w_tiles,
+    x_tiles,
+    arrived,
+    first_out,
+    first,
+    count,
+    outs,
+    STAGES: gl.constexpr,
+    GATED: gl.constexpr,
+):
+    """The program's tile of the product, ``[TILE_OUTS, TILE_ROWS]``, and that of the second half.
+
+    The first stages are on their way; each that has been read is filled again.
+    """
+    COPIES: gl.constexpr = 2 if GATED else 1
+    TILE_OUTS: gl.constexpr = w_tiles.shape[1]
+    TILE_ROWS: gl.constexpr = x_tiles.shape[1]
+    TILE_INS: gl.constexpr = x_tiles.shape[2]
+    BYTES: gl.constexpr = (COPIES * TILE_OUTS + TILE_ROWS) * TILE_INS * 2
+    # Transposed, so that the weights' side is the long one of the matrix instruction.
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_ROWS, 16])
+    total = gl.zeros([TILE_OUTS, TILE_ROWS], gl.float32, layout)
+    total_up = gl.zeros([TILE_OUTS, TILE_ROWS], gl.float32, layout)
+    stage = 0
+    phase = 0
+    for done in range(count):
+        barrier = arrived.index(stage)
+        mbarrier.wait(barrier, phase)
+        right = x_tiles.index(stage).permute((1, 0))
+        total = warpgroup_mma(w_tiles.index(stage * COPIES), right, total, is_async=True)
+        if GATED:
+            up = w_tiles.index(stage * COPIES + 1)
+            total_up = warpgroup_mma(up, right, total_up, is_async=True)
+        total, total_up = warpgroup_mma_wait(0, deps=[total, total_up])
+        _meet()  # all warps have read the stage
+        if done == gl.maximum(count - STAGES, 0):
+            gdc_launch_dependents()  # the last weights are on their way
+        again = done + STAGES < count
+        ins = (first + done + STAGES) * TILE_INS
+        _fetch_weights(weight, outs, [first_out, ins], w_tiles, stage, barrier, again, BYTES, GATED)
+        _fetch(x, [0, ins], barrier, x_tiles.index(stage), pred=again)
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+    return total, total_up
+
+
 @gluon.jit(do_not_specialize=["rows", "outs", "tiles", "depth"])
 def _streamed_linear(
     weight,
@@ -186,92 +272,28 @@ def _streamed_linear(
     part = gl.program_id(1)
     first = part * depth
     count = gl.minimum(depth, tiles - first)
-
-    weight_tiles = gl.allocate_shared_memory(
-        dtype, [STAGES * COPIES, TILE_OUTS, TILE_INS], weight.layout
-    )
+    w_shape: gl.constexpr = [STAGES * COPIES, TILE_OUTS, TILE_INS]
+    w_tiles = gl.allocate_shared_memory(dtype, w_shape, weight.layout)
     x_tiles = gl.allocate_shared_memory(dtype, [STAGES, TILE_ROWS, TILE_INS], x.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(arrived.index(stage), count=1)
+    for s in gl.static_range(STAGES):
+        mbarrier.init(arrived.index(s), count=1)
     fence_async_shared()
 
     # Weights depend on no kernel before this one: fetch them while it still runs.
-    for stage in gl.static_range(STAGES):
-        used = stage < count
-        place = (first + stage) * TILE_INS
-        barrier = arrived.index(stage)
-        mbarrier.expect(barrier, BYTES, pred=used)
-        _fetch(weight, [first_out, place], barrier, weight_tiles.index(stage * COPIES), pred=used)
-        if GATED:
-            _fetch(
-                weight,
-                [outs + first_out, place],
-                barrier,
-                weight_tiles.index(stage * COPIES + 1),
-                pred=used,
-            )
+    for s in gl.static_range(STAGES):
+        place = [first_out, (first + s) * TILE_INS]
+        _fetch_weights(weight, outs, place, w_tiles, s, arrived.index(s), s < count, BYTES, GATED)
     gdc_wait()
-    for stage in gl.static_range(STAGES):
-        place = (first + stage) * TILE_INS
-        _fetch(x, [0, place], arrived.index(stage), x_tiles.index(stage), pred=stage < count)
+    for s in gl.static_range(STAGES):
+        place = [0, (first + s) * TILE_INS]
+        _fetch(x, place, arrived.index(s), x_tiles.index(s), pred=s < count)
 
-    # Transposed, so that the weights' side is the long one of the matrix instruction.
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TILE_ROWS, 16]
+    total, total_up = _sums(
+        weight, x, w_tiles, x_tiles, arrived, first_out, first, count, outs, STAGES, GATED
     )
-    total = gl.zeros([TILE_OUTS, TILE_ROWS], gl.float32, layout)
-    total_up = gl.zeros([TILE_OUTS, TILE_ROWS], gl.float32, layout)
-    stage = 0
-    phase = 0
-    for done in range(count):
-        barrier = arrived.index(stage)
-        mbarrier.wait(barrier, phase)
-        right = x_tiles.index(stage).permute((1, 0))
-        left = weight_tiles.index(stage * COPIES)
-        total = warpgroup_mma(left, right, total, is_async=True)
-        if GATED:
-            left_up = weight_tiles.index(stage * COPIES + 1)
-            total_up = warpgroup_mma(left_up, right, total_up, is_async=True)
-            total, total_up = warpgroup_mma_wait(0, deps=[total, total_up])
-        else:
-            total = warpgroup_mma_wait(0, deps=[total])
-        _meet()  # all warps have read the stage
-        if done == gl.maximum(count - STAGES, 0):
-            gdc_launch_dependents()  # the last weights are on their way
-        again = done + STAGES < count
-        place = (first + done + STAGES) * TILE_INS
-        mbarrier.expect(barrier, BYTES, pred=again)
-        _fetch(weight, [first_out, place], barrier, left, pred=again)
-        if GATED:
-            _fetch(
-                weight,
-                [outs + first_out, place],
-                barrier,
-                weight_tiles.index(stage * COPIES + 1),
-                pred=again,
-            )
-        _fetch(x, [0, place], barrier, x_tiles.index(stage), pred=again)
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
-
-    wide: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, 4], [0, 1])
-    out_places = first_out + gl.arange(0, TILE_OUTS, gl.SliceLayout(1, wide))
-    row_places = gl.arange(0, TILE_ROWS, gl.SliceLayout(0, wide))
     if GATED:
         gate = total.to(dtype).to(gl.float32)
         active = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32)
         total = active * total_up.to(dtype).to(gl.float32)
-    result = gl.convert_layout(total, wide)
-    if HAS_BIAS:
-        if part == 0:
-            gain = gl.load(bias + out_places, mask=out_places < outs, other=0.0)
-            result += gain.to(gl.float32)[:, None]
-    start = out + part.to(gl.int64) * rows * outs
-    gl.store(
-        start + row_places[None, :].to(gl.int64) * outs + out_places[:, None],
-        result.to(out.dtype.element_ty),
-        mask=(row_places[None, :] < rows) & (out_places[:, None] < outs),
-    )
+    _store(total, bias, out, first_out, part, rows, outs, HAS_BIAS)

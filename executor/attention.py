@@ -54,6 +54,8 @@ class AttentionPlan:
     """How the rows of a step are batched. Made on the host."""
 
     groups: tuple[RowGroup, ...]
+    in_order: bool
+    """One group, whose queries are the packed tokens as they stand: nothing has to be picked."""
 
 
 def plan_rows(query_lengths: Int64s, context_lengths: Int64s) -> AttentionPlan:
@@ -77,12 +79,13 @@ def plan_rows(query_lengths: Int64s, context_lengths: Int64s) -> AttentionPlan:
     return AttentionPlan(
         tuple(
             RowGroup(
-                np.array(rows, dtype=np.int64),
+                np.array(sorted(rows), dtype=np.int64),
                 int(query_lengths[rows].max()),
                 int(context_lengths[rows].max()),
             )
             for rows in groups
-        )
+        ),
+        in_order=len(groups) == 1 and bool((query_lengths == query_lengths[0]).all()),
     )
 
 
@@ -245,7 +248,7 @@ class GatherAttention:
         self._pool = pool
         self.write_slots = _slots(rows, rows.token_rows, rows.positions, pool.block_tokens)
         self._groups = [_expand(group, rows, pool.shape) for group in plan.groups]
-        self._output_order = _output_order(rows, plan)
+        self._output_order = None if plan.in_order else _output_order(rows, plan)
         self._masks: dict[int | None, list[Tensor]] = {}
 
     def attend(
@@ -269,12 +272,17 @@ class GatherAttention:
     def read(self, layer: int, query: Tensor, scaling: float, window: int | None) -> Tensor:
         """`attend` for keys and values that stand in the pool already."""
         keys, values = self._pool.layer(layer)
+        groups = zip(self._groups, self._window_masks(window), strict=True)
+        if self._output_order is None:
+            ((group, mask),) = groups
+            return _attend_group(query, keys, values, group, mask, scaling)
         outputs = [
-            _attend_group(query, keys, values, group, mask, scaling)
-            for group, mask in zip(self._groups, self._window_masks(window), strict=True)
+            _attend_group(
+                query.index_select(0, group.query_index), keys, values, group, mask, scaling
+            )
+            for group, mask in groups
         ]
-        packed = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return packed.index_select(0, self._output_order)
+        return torch.cat(outputs).index_select(0, self._output_order)
 
     def _window_masks(self, window: int | None) -> list[Tensor]:
         """Additive masks of the groups, ``[rows, 1, query, context]``; kept for the step."""
@@ -336,7 +344,7 @@ def _mask(group: _Group, window: int | None, dtype: torch.dtype) -> Tensor:
 def _attend_group(
     query: Tensor, keys: Tensor, values: Tensor, group: _Group, mask: Tensor, scaling: float
 ) -> Tensor:
-    """Outputs of the group's (padded) queries, ``[rows * query, heads, dim]``.
+    """Outputs of the group's (padded) queries, ``[rows * query, heads, dim]`` to the same.
 
     Heads that share a key-value head are further queries of it: so keys and values are repeated for
     none of them.
@@ -348,15 +356,14 @@ def _attend_group(
     shared = heads // kv_heads
 
     queries = (
-        query.index_select(0, group.query_index)
-        .view(row_count, query_length, kv_heads, shared, dim)
+        query.view(row_count, query_length, kv_heads, shared, dim)
         .permute(0, 2, 3, 1, 4)
         .reshape(row_count, kv_heads, shared * query_length, dim)
     )
     seen = (row_count, kv_heads, context_length, dim)
     key = keys.flatten(0, 1).index_select(0, group.key_slots).view(seen)
     value = values.flatten(0, 1).index_select(0, group.key_slots).view(seen)
-    if query_length == 1 and query.device.type == "cpu":
+    if query_length == 1 and row_count > 1 and query.device.type == "cpu":
         output = _attend_one_by_one(queries, key, value, mask, scaling)
     else:
         repeated = mask.repeat(1, 1, shared, 1)

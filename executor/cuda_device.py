@@ -28,6 +28,12 @@ from gapless.protos.seats import Int32s
 from gapless.protos.slots import SLOT_COUNT, Features, Frame, Int64s, Result
 
 CLOCK_SAMPLES: Final = 32
+FEATURES_AT_START: Final = (
+    Features.NONE,
+    Features.RANDOM,
+    Features.RANDOM | Features.TRUNCATED,
+)
+"""What graphs are captured for at the start; it compiles all kernels but those of lists."""
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +146,7 @@ class CudaDevice(Device):
         for slot in range(SLOT_COUNT):
             # The largest first: the others find room in what it leaves to the pool.
             for row_count in reversed(row_counts):
-                took_ms.append(self._capture(slot, row_count, Features.NONE))
+                took_ms += [self._capture(slot, row_count, each) for each in FEATURES_AT_START]
             pool_mib.append(self._step.graph_pool_bytes / (1 << 20))
         log.info("graphs: %.1f MiB for one slot, %.1f MiB for both", *pool_mib)
         log.info(

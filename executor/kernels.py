@@ -1,8 +1,7 @@
 """The small kernels between the matrix products, in Triton: norms, rotary, SwiGLU, time stamps.
 
 Owns nothing but the kernels; each has a plain torch form in transformers, against which the
-tests compare it. Called by `fused` and by the step, on a CUDA device only: this is
-the one module that imports triton.
+tests compare it. Called by `fused` and by the step, on a CUDA device only.
 
 Values are rounded to the model's dtype where transformers' modules round them, and computed in
 float32 in between.

@@ -9,11 +9,17 @@ float32 in between.
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
+
+FEW_TOKENS: Final = 64
+"""Up to so many, one head a program: what counts then is how soon the last one is done."""
+HEADS_A_PROGRAM: Final = 8
 
 
 def overlaps(device: torch.device) -> bool:
@@ -119,43 +125,45 @@ def _rotate_and_store(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    GROUP: tl.constexpr,
     HAS_NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    all_heads: tl.constexpr = HEADS + 2 * KV_HEADS
+    half: tl.constexpr = DIM // 2
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    columns = tl.arange(0, DIM)
-    half = DIM // 2
+    head = (tl.program_id(1) * GROUP + tl.arange(0, GROUP))[:, None]
+    columns = tl.arange(0, DIM)[None, :]
     partner_columns = (columns + half) % DIM
-    place = token * (HEADS + 2 * KV_HEADS) * DIM + head * DIM
+    inside = (head < all_heads) & (columns < DIM)
+    place = (token * all_heads + head) * DIM
     dtype: tl.constexpr = q_out.dtype.element_ty
-    everywhere = columns < DIM
     if OVERLAP:
         tl_cuda.gdc_launch_dependents()
         tl_cuda.gdc_wait()
     slot = tl.load(write_slots + token)
-    x = _total(qkv, place + columns, distance, PARTS, everywhere).to(dtype)
-    if head >= HEADS + KV_HEADS:
-        tl.store(values + (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM + columns, x)
-    else:
-        partner = _total(qkv, place + partner_columns, distance, PARTS, everywhere).to(dtype)
-        if HAS_NORM:
-            exact = x.to(tl.float32)
-            scale = tl.rsqrt(tl.sum(exact * exact, axis=0) / DIM + epsilon)
-            weight = q_weight if head < HEADS else k_weight
-            gain = tl.load(weight + columns)
-            partner_gain = tl.load(weight + partner_columns)
-            x = (exact * scale).to(x.dtype) * gain
-            partner = (partner.to(tl.float32) * scale).to(x.dtype) * partner_gain
-        position = tl.load(positions + token).to(tl.int64)
-        cosine = tl.load(cosines + position * DIM + columns)
-        sine = tl.load(sines + position * DIM + columns)
-        sign = tl.where(columns < half, -1.0, 1.0)
-        rotated = x.to(tl.float32) * cosine + sign * partner.to(tl.float32) * sine
-        if head < HEADS:
-            tl.store(q_out + (token * HEADS + head) * DIM + columns, rotated)
-        else:
-            tl.store(keys + (slot * KV_HEADS + head - HEADS) * DIM + columns, rotated)
+    value = _total(qkv, place + columns, distance, PARTS, inside).to(dtype)
+    is_value = head >= HEADS + KV_HEADS
+    place_in_pool = (slot * KV_HEADS + (head - HEADS) % KV_HEADS) * DIM + columns
+    tl.store(values + place_in_pool, value, mask=inside & is_value)
+    rotates = inside & ~is_value
+    x, partner = value, _total(qkv, place + partner_columns, distance, PARTS, rotates).to(dtype)
+    if HAS_NORM:
+        exact = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(exact * exact, axis=1) / DIM + epsilon)[:, None]
+        is_query = head < HEADS
+        gain = tl.where(is_query, tl.load(q_weight + columns), tl.load(k_weight + columns))
+        x = (exact * scale).to(dtype) * gain
+        gain = tl.where(
+            is_query, tl.load(q_weight + partner_columns), tl.load(k_weight + partner_columns)
+        )
+        partner = (partner.to(tl.float32) * scale).to(dtype) * gain
+    angle = tl.load(positions + token).to(tl.int64) * DIM + columns
+    sign = tl.where(columns < half, -1.0, 1.0)
+    turned = x.to(tl.float32) * tl.load(cosines + angle)
+    turned += sign * partner.to(tl.float32) * tl.load(sines + angle)
+    tl.store(q_out + (token * HEADS + head) * DIM + columns, turned, mask=inside & (head < HEADS))
+    tl.store(keys + place_in_pool, turned, mask=rotates & (head >= HEADS))
 
 
 def rotate_and_store(
@@ -191,7 +199,8 @@ def rotate_and_store(
     queries = torch.empty(tokens, heads, dim, dtype=keys.dtype, device=qkv.device)
     q_weight, k_weight = norms if norms is not None else (keys, keys)
     overlap = overlaps(qkv.device)
-    _rotate_and_store[(tokens, heads + 2 * kv_heads)](
+    group = 1 if tokens <= FEW_TOKENS else HEADS_A_PROGRAM
+    _rotate_and_store[(tokens, triton.cdiv(heads + 2 * kv_heads, group))](
         qkv,
         *rotary,
         positions,
@@ -207,9 +216,10 @@ def rotate_and_store(
         heads,
         kv_heads,
         dim,
+        group,
         norms is not None,
         overlap,
-        num_warps=1,
+        num_warps=max(group * dim // 256, 1),
         launch_pdl=overlap,
     )
     return queries

@@ -105,11 +105,10 @@ def _decode_rows(
     blocks = table + seat * words + blocks_at
     block = tl.load(blocks + position // block_tokens).to(tl.int64)
     tl.store(write_slots + row, block * block_tokens + position % block_tokens)
-    for first in range(0, block_max, COLUMNS):
-        columns = first + tl.arange(0, COLUMNS)
-        inside = columns < block_max
-        entries = tl.load(blocks + columns, mask=inside, other=0)
-        tl.store(block_tables + row.to(tl.int64) * block_max + columns, entries, mask=inside)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < block_max
+    entries = tl.load(blocks + columns, mask=inside, other=0)
+    tl.store(block_tables + row.to(tl.int64) * block_max + columns, entries, mask=inside)
 
 
 def decode_rows(
@@ -142,7 +141,7 @@ def decode_rows(
         torch.empty(bucket, dtype=torch.int32, device=device),
         torch.empty(bucket, block_max, dtype=torch.int32, device=device),
     )
-    _decode_rows[(bucket,)](
+    _decode_rows[(bucket, triton.cdiv(block_max, COLUMNS))](
         header,
         rows,
         tokens,
@@ -190,11 +189,10 @@ def _list_pages(
     if row == 0:
         tl.store(starts, 0)
     tl.store(last_lengths + row, (context - 1) % block_tokens + 1)
-    for first in range(0, count, COLUMNS):
-        columns = first + tl.arange(0, COLUMNS)
-        inside = columns < count
-        entries = tl.load(block_tables + row.to(tl.int64) * table_width + columns, mask=inside)
-        tl.store(pages + start + columns, entries, mask=inside)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < count
+    entries = tl.load(block_tables + row.to(tl.int64) * table_width + columns, mask=inside)
+    tl.store(pages + start + columns, entries, mask=inside)
 
 
 def list_pages(
@@ -217,7 +215,7 @@ def list_pages(
     """
     row_count = len(context_lengths)
     assert block_tables.stride(1) == 1, block_tables.stride()
-    _list_pages[(row_count,)](
+    _list_pages[(row_count, triton.cdiv(block_tables.shape[1], COLUMNS))](
         context_lengths,
         block_tables,
         starts,

@@ -1,4 +1,7 @@
-"""The first kernels of a step against numpy, over frames with padding, carry-over and old rows."""
+"""The first kernels of a step against numpy, over frames with padding, carry-over and old rows.
+
+On a GPU where there is one; in Triton's interpreter elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from gapless.executor import step_kernels
 from gapless.executor.seats import SeatCopy
 from gapless.protos.seats import SCRATCH_SEAT, SeatLayout
 from gapless.protos.slots import HEADER_WORDS, NO_CARRY, ROW_COLUMNS, Header
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BLOCK_TOKENS = 16
 ROW_MAX = 24
 MARKER = -(1 << 30)
@@ -18,7 +25,7 @@ MARKER = -(1 << 30)
 
 def seat_copy(layout: SeatLayout, draw: np.random.Generator) -> tuple[SeatCopy, np.ndarray]:
     table = draw.integers(0, 500, (layout.seat_count, layout.words), dtype=np.int32)
-    seats = SeatCopy(layout, torch.device("cuda"))
+    seats = SeatCopy(layout, torch.device(DEVICE))
     seats.upload(table)
     return seats, table
 
@@ -27,20 +34,18 @@ def header(**words: int) -> torch.Tensor:
     found = torch.full((HEADER_WORDS,), MARKER, dtype=torch.int64)
     for name, value in words.items():
         found[Header[name]] = value
-    return found.cuda()
+    return found.to(DEVICE)
 
 
 @pytest.mark.parametrize("count", [0, 1, 255, 256, 300])
 def test_assignments_are_applied_as_many_as_there_are(count: int) -> None:
-    from gapless.executor import step_kernels
-
     draw = np.random.default_rng(count)
     layout = SeatLayout(seat_count=9, block_max=64)
     seats, table = seat_copy(layout, draw)
     places = draw.permutation(layout.seat_count * layout.words)[:300]
     given = np.stack([*np.divmod(places, layout.words), draw.integers(0, 99, 300)], axis=1)
     given[count:] = MARKER
-    on_device = torch.from_numpy(given.astype(np.int32)).cuda()
+    on_device = torch.from_numpy(given.astype(np.int32)).to(DEVICE)
     step_kernels.apply_assignments(header(ASSIGNMENT_COUNT=count), on_device, seats, 300)
     for seat, word, value in given[:count]:
         table[seat, word] = value
@@ -50,8 +55,6 @@ def test_assignments_are_applied_as_many_as_there_are(count: int) -> None:
 @pytest.mark.parametrize(("row_count", "bucket"), [(0, 1), (1, 1), (3, 4), (5, 8), (24, 24)])
 @pytest.mark.parametrize("context_max", [64, 16_384])
 def test_rows_are_read_and_carried_over(row_count: int, bucket: int, context_max: int) -> None:
-    from gapless.executor import step_kernels
-
     draw = np.random.default_rng(row_count)
     layout = SeatLayout(ROW_MAX + 1, context_max // BLOCK_TOKENS)
     seats, table = seat_copy(layout, draw)
@@ -76,9 +79,9 @@ def test_rows_are_read_and_carried_over(row_count: int, bucket: int, context_max
             previous[source] = token[row]
     found = step_kernels.decode_rows(
         header(ROW_COUNT=row_count),
-        torch.from_numpy(rows).cuda(),
-        torch.from_numpy(tokens).cuda(),
-        torch.from_numpy(previous).cuda(),
+        torch.from_numpy(rows).to(DEVICE),
+        torch.from_numpy(tokens).to(DEVICE),
+        torch.from_numpy(previous).to(DEVICE),
         seats,
         bucket,
         BLOCK_TOKENS,
@@ -95,18 +98,16 @@ def test_rows_are_read_and_carried_over(row_count: int, bucket: int, context_max
 
 @pytest.mark.parametrize("row_count", [1, 3, 64, 200])
 def test_pages_are_listed_without_gaps(row_count: int) -> None:
-    from gapless.executor import step_kernels
-
     draw = np.random.default_rng(row_count)
     contexts = draw.integers(1, 700 * BLOCK_TOKENS, row_count).astype(np.int32)
     counts = -(-contexts // BLOCK_TOKENS)
     tables = draw.integers(0, 1 << 20, (row_count, 700), dtype=np.int32)
-    starts = torch.full((row_count + 1,), MARKER, dtype=torch.int32, device="cuda")
-    last_lengths = torch.full((row_count,), MARKER, dtype=torch.int32, device="cuda")
-    pages = torch.full((int(counts.sum()) + 1,), MARKER, dtype=torch.int32, device="cuda")
+    starts = torch.full((row_count + 1,), MARKER, dtype=torch.int32, device=DEVICE)
+    last_lengths = torch.full((row_count,), MARKER, dtype=torch.int32, device=DEVICE)
+    pages = torch.full((int(counts.sum()) + 1,), MARKER, dtype=torch.int32, device=DEVICE)
     step_kernels.list_pages(
-        torch.from_numpy(contexts).cuda(),
-        torch.from_numpy(tables).cuda(),
+        torch.from_numpy(contexts).to(DEVICE),
+        torch.from_numpy(tables).to(DEVICE),
         BLOCK_TOKENS,
         starts,
         last_lengths,

@@ -72,6 +72,18 @@ def random_model(layers: int = 4, *, heads: int = 8, kv_heads: int = 2, dim: int
     return Model.random(config, torch.bfloat16, device, PlainArenas(device))
 
 
+def varied_model() -> Model:
+    """The same with larger embeddings: what it says depends on each token and does not soon repeat.
+
+    A token that is wrong, or late by a step, then changes the answer.
+    """
+    model = random_model()
+    embeddings: Any = model.module.get_input_embeddings()
+    weight: torch.Tensor = embeddings.weight
+    weight.normal_(std=0.3, generator=torch.Generator(weight.device).manual_seed(0))
+    return model
+
+
 def head_shape(model: Model) -> HeadShape:
     config = model.module.config.get_text_config()
     return HeadShape(

@@ -34,6 +34,8 @@ GATEWAY = GatewayIndex(0)
 GREEDY = Sampling(temperature=0.0)
 WAKEUP_LIMIT_S = 60.0
 
+Tokens = list[list[int]]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
@@ -236,3 +238,13 @@ class CudaServer:
                 assert not isinstance(event, Failed), event
                 if isinstance(event, Finished):
                     assert event.completion_tokens == len(self.tokens[event.handle]), event
+
+
+def outcome(server: CudaServer, requests: Sequence[Request]) -> Tokens | str:
+    """What `server` says; or how it broke, if a plant made it break."""
+    try:
+        return server.serve(requests)
+    except AssertionError as broken:
+        return f"broken: {broken}"
+    finally:
+        server.close()

@@ -26,7 +26,16 @@ from gapless.executor.model import Model
 from gapless.protos.messages import StepNumber
 from gapless.protos.seats import SCRATCH_SEAT
 from gapless.protos.slots import NO_CARRY, Frame, Rows
-from tests.gpu.serving import EPOCH, CudaServer, Oracle, Request, head_shape, varied_model
+from tests.gpu.serving import (
+    EPOCH,
+    CudaServer,
+    Oracle,
+    Request,
+    Tokens,
+    head_shape,
+    outcome,
+    varied_model,
+)
 from tests.simulation.test_mutations import forget_block_assignments
 
 TIE_BOUND = 0.06
@@ -36,8 +45,6 @@ LATE_CYCLES = 50_000_000
 MARKER = 4095
 """What stands where nobody may read: a valid token, so that reading it does no harm but shows."""
 NEW_TOKENS = 20
-
-Tokens = list[list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -67,22 +74,11 @@ def together(lengths: Sequence[int] = (3, 17, 40, 9), new: int = NEW_TOKENS) -> 
     return [Request(prompt, new) for prompt in prompts(lengths)]
 
 
-def outcome(server: CudaServer, requests: Sequence[Request]) -> Tokens | str:
-    """What `server` says; or how it broke, if a plant made it break."""
-    try:
-        return server.serve(requests)
-    except AssertionError as broken:
-        return f"broken: {broken}"
-    finally:
-        server.close()
-
-
 @pytest.fixture(scope="module")
 def expected(model: Model, backend: str) -> Tokens:
     """What `together()` gives without any trap."""
-    server = CudaServer(model, backend=backend, depth=1)
-    tokens = server.serve(together())
-    server.close()
+    tokens = outcome(CudaServer(model, backend=backend, depth=1), together())
+    assert not isinstance(tokens, str), tokens
     return tokens
 
 
@@ -285,8 +281,7 @@ def test_waking_with_a_stale_token_shows(
 ) -> None:
     """What `test_device` does a thousand times; here the first step after idle carries over."""
     request = together((9,), 2)
-    server = CudaServer(model, backend=backend)
-    first = outcome(server, request)
+    first = outcome(CudaServer(model, backend=backend), request)
     plant_carry(monkeypatch, "each row carries from its own place")
     server = CudaServer(model, backend=backend)
     woken = [server.serve(request) for _ in range(5)]

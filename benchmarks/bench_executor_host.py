@@ -151,10 +151,10 @@ class Bench:
         class Step(cuda_step.CudaStep):
             """Stamps, and nothing between."""
 
-            def _forward_padded(self, slot: int, *_: object) -> None:
+            def _forward(self, slot: int, *_: object) -> None:
                 kernels.stamp(self.slots[slot].stamps, 0)
 
-            def _sample_padded(self, slot: int, *_: object) -> None:
+            def _sample(self, slot: int, *_: object) -> None:
                 kernels.stamp(self.slots[slot].stamps, 1)
 
         step = Step(model, None, pool, copy, heads, layout, FLASHINFER)
@@ -163,7 +163,7 @@ class Bench:
             ResultSlots(results, memoryview(mmap.mmap(-1, results.size_bytes))),
             seats.table(bytearray(seats.size_bytes)),
         )
-        self.device: Device = cuda_device.CudaDevice(Epoch(1), regions, step, row_count)
+        self.device: Device = cuda_device.CudaDevice(Epoch(1), regions, step)
         self.times_ns: dict[str, list[int]] = {part: [] for part in (*PARTS, LAND)}
         self._time(self.frames, "read", "read")
         self._time(Frame, "check", "check")

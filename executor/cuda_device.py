@@ -11,9 +11,11 @@ reported, that is, after everything that reads or writes slot N % 2 has ended.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import threading
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -88,7 +90,7 @@ class _Slot:
 class CudaDevice(Device):
     """Runs steps on one GPU."""
 
-    def __init__(self, epoch: Epoch, regions: Regions, step: CudaStep, row_max: int) -> None:
+    def __init__(self, epoch: Epoch, regions: Regions, step: CudaStep) -> None:
         """Pins the regions and captures the graphs of powers of two; takes seconds."""
         self._epoch = epoch
         self._regions = regions
@@ -104,7 +106,7 @@ class CudaDevice(Device):
         self._last_row_count: int | None = None
         self._pending: SimpleQueue[_Pending | None] = SimpleQueue()
         self._landings = Landings()
-        self._capture_powers_of_two(row_max)
+        self._capture_at_start()
         self._clock_offset_ns = _clock_offset_ns(step.slots[0].stamps)
         self._thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
         self._thread.start()
@@ -138,15 +140,18 @@ class CudaDevice(Device):
             landed=torch.cuda.Event(blocking=True),
         )
 
-    def _capture_powers_of_two(self, row_max: int) -> None:
-        row_counts = [1]
-        while row_counts[-1] < row_max:
-            row_counts.append(min(2 * row_counts[-1], row_max))
+    def _capture_at_start(self) -> None:
         pool_mib, took_ms = [], []
         for slot in range(SLOT_COUNT):
-            # The largest first: the others find room in what it leaves to the pool.
-            for row_count in reversed(row_counts):
-                took_ms += [self._capture(slot, row_count, each) for each in FEATURES_AT_START]
+            for shape in self._step.shapes_at_start():
+                took_ms.append(
+                    self._timed(functools.partial(self._step.capture_forward, slot, shape))
+                )
+                for features in FEATURES_AT_START if shape.only_decodes else ():
+                    sample = functools.partial(
+                        self._step.capture_sample, slot, shape.rows, features
+                    )
+                    took_ms.append(self._timed(sample))
             pool_mib.append(self._step.graph_pool_bytes / (1 << 20))
         log.info("graphs: %.1f MiB for one slot, %.1f MiB for both", *pool_mib)
         log.info(
@@ -154,11 +159,11 @@ class CudaDevice(Device):
             *(took_ms[0], np.median(took_ms[1:]), len(took_ms) - 1),
         )
 
-    def _capture(self, slot: int, row_count: int, features: Features) -> float:
-        """Returns how long the host was busy with it, in milliseconds."""
+    def _timed(self, capture: Callable[[], None]) -> float:
+        """Captures on the compute stream; how long that kept the host busy, in milliseconds."""
         begin_s = time.monotonic()
         with torch.cuda.stream(self._compute):
-            self._step.capture(slot, row_count, features)
+            capture()
         return 1e3 * (time.monotonic() - begin_s)
 
     # ---------------------------------------------------------------- I/O thread
@@ -170,7 +175,7 @@ class CudaDevice(Device):
         frame = self._regions.frames.read(self._epoch, step)
         frame.check()
         check_carry(frame, self._last_row_count)
-        self._make_ready(frame, slot_index)
+        self._make_ready(frame)
         slot = self._slots[slot_index]
         torch.cuda.set_stream(self._h2d)
         slot.frame.enqueue(self._layout.tokens_at + 8 * frame.token_count)
@@ -191,16 +196,15 @@ class CudaDevice(Device):
         self._in_flight += 1
         self._pending.put(_Pending(step, frame.row_count, accepted_ns))
 
-    def _make_ready(self, frame: Frame, slot_index: int) -> None:
+    def _make_ready(self, frame: Frame) -> None:
         """Captures the graphs of a shape that is new; takes some ten milliseconds, once."""
-        if not self._step.is_captured(frame):
+        if self._step.is_ready(frame):
             return
-        row_count, features = frame.row_count, frame.features
-        if not self._step.is_ready(slot_index, row_count, features):
-            took_ms = self._capture(slot_index, row_count, features)
-            log.info("captured a step of %d rows in %.0f ms", row_count, took_ms)
-            # Warm-up clears the slot's header on the compute stream; the upload comes after it.
-            self._h2d.wait_stream(self._compute)
+        took_ms = self._timed(lambda: self._step.capture(frame))
+        shape = (frame.row_count, frame.token_count)
+        log.info("captured a step of %d rows and %d tokens in %.0f ms", *shape, took_ms)
+        # Warm-up clears the slot's header on the compute stream; the upload comes after it.
+        self._h2d.wait_stream(self._compute)
 
     def finished(self) -> tuple[StepNumber, ...]:
         steps = self._landings.take()

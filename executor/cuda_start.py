@@ -72,7 +72,7 @@ def start(
     fused = fused_form(model, heads, pool.block_tokens, backend)
     phases.end("kernels")
     step = CudaStep(model, fused, pool, seats, heads, regions.frames.layout, backend)
-    device = CudaDevice(attach.epoch, regions, step, attach.row_max)
+    device = CudaDevice(attach.epoch, regions, step)
     phases.end("graphs")
     log.info("attention: %s", backend)
     return device

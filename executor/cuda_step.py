@@ -6,8 +6,9 @@ no streams and no events; `cuda_device` says on which stream and when. Everythin
 reads or that is read after a graph ends stands in a `SlotMemory` or in `CudaStep`, outside the
 graphs' memory pool.
 
-A graph serves a *bucket* of rows. Rows behind the frame's last are padding: the scratch seat, one
-token, position 0; what they write lands in the scratch block, what they sample is not copied back.
+A graph serves a *bucket* of rows and tokens (`Shape`). What stands behind the frame's last is
+padding: it writes to the scratch block, and what it samples is not copied back. Steps with few
+prompt tokens are captured too: there, launching the kernels takes longer than running them.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gapless.executor import kernels, step_kernels
-from gapless.executor.attention_backends import GATHER, make_attention
+from gapless.executor.attention_backends import FLASHINFER, GATHER, make_attention
 from gapless.executor.cuda_attention import CudaAttention, HeadShape, StepRows
 from gapless.executor.cuda_sampler import CudaSampler
-from gapless.executor.flashinfer_attention import WORKSPACE_BYTES
+from gapless.executor.flashinfer_attention import workspace_bytes
 from gapless.executor.fused import FusedDecoder
 from gapless.executor.kv import KvPool
 from gapless.executor.model import Model
 from gapless.executor.seats import SeatCopy
+from gapless.protos.seats import Int32s
 from gapless.protos.slots import (
     HEADER_WORDS,
     ROW_COLUMNS,
@@ -40,6 +41,11 @@ from gapless.protos.slots import (
 
 STAMP_COUNT: Final = 2
 """Stamps of the GPU's timer a step: before its first kernel, behind its last."""
+PROMPT_TOKENS_UNIT: Final = 64
+"""Buckets of steps with prompts are multiples of this, from eight of them on of its double."""
+PROMPT_TOKENS_MAX: Final = 1024
+"""Steps of more tokens keep the GPU busy for longer than it takes to launch their kernels."""
+PROMPT_ROWS_MAX: Final = 256
 CAPTURED_ASSIGNMENTS_PER_ROW: Final = 2
 """Assignments that a graph applies, a row of the slot; a frame with more is not captured."""
 
@@ -68,14 +74,13 @@ class SlotMemory:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Packed:
-    """The rows of a step, read from its slot, with carry-over; tensors on the device."""
+class Shape:
+    """What a forward graph serves: up to so many rows and tokens."""
 
-    rows: StepRows
-    token_ids: Tensor
-    positions: Tensor
-    last_tokens: Tensor | None
-    """None: each token is its row's last."""
+    rows: int
+    tokens: int
+    only_decodes: bool
+    """Each row has one token."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,16 +111,23 @@ class CudaStep:
         self._backend = backend
         device = pool.device
         self.slots = tuple(SlotMemory(layout, device) for _ in range(SLOT_COUNT))
-        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        shapes = [
+            shape
+            for shape in (
+                self.decode_shape(layout.row_max),
+                self.prompt_shape(1, min(PROMPT_TOKENS_MAX, layout.token_max)),
+            )
+            if shape
+        ]
+        scratch_bytes = max(workspace_bytes(heads, shape.rows, shape.tokens) for shape in shapes)
+        self._workspace = torch.empty(scratch_bytes, dtype=torch.uint8, device=device)
         self._logits = torch.zeros(
             layout.row_max, model.shape.vocab_size, dtype=model.shape.dtype, device=device
         )
         self._ones = np.ones(layout.row_max, np.int32)
-        self._query_starts = torch.arange(layout.row_max + 1, dtype=torch.int32, device=device)
         self._sampler = CudaSampler(seats, layout.row_max, model.shape.vocab_size, device)
-        self._row_places = torch.arange(layout.row_max, device=device)
         self._memory_pool = torch.cuda.graph_pool_handle()
-        self._forward_graphs: dict[tuple[int, int], _Graphs] = {}
+        self._forward_graphs: dict[tuple[int, Shape], _Graphs] = {}
         self._sample_graphs: dict[tuple[int, int, Features], torch.cuda.CUDAGraph] = {}
         self._loose = tuple(
             self._attention(layout.row_max, layout.token_max, captured=False)
@@ -131,41 +143,78 @@ class CudaStep:
                 return small
         return min(-(-row_count // 8) * 8, self._layout.row_max)
 
-    def is_captured(self, frame: Frame) -> bool:
-        """Whether `frame` runs as graphs: decode rows only, few assignments."""
-        return (
-            self._backend != GATHER
-            and frame.only_decodes
-            and len(frame.assignments) <= CAPTURED_ASSIGNMENTS_PER_ROW * self._layout.row_max
+    def shape_of(self, frame: Frame) -> Shape | None:
+        """The shape whose graph serves `frame`; None if it runs kernel by kernel."""
+        assignments_max = CAPTURED_ASSIGNMENTS_PER_ROW * self._layout.row_max
+        if self._backend == GATHER or len(frame.assignments) > assignments_max:
+            return None
+        if frame.only_decodes:
+            return self.decode_shape(frame.row_count)
+        return self.prompt_shape(frame.row_count, frame.token_count)
+
+    def decode_shape(self, row_count: int) -> Shape:
+        """For steps in which `row_count` rows have one token each."""
+        return Shape(self.bucket(row_count), self.bucket(row_count), only_decodes=True)
+
+    def prompt_shape(self, row_count: int, token_count: int) -> Shape | None:
+        """For steps with prompts, if there is one."""
+        rows = min(self._layout.row_max, PROMPT_ROWS_MAX)
+        tokens_max = min(PROMPT_TOKENS_MAX, self._layout.token_max)
+        if self._backend != FLASHINFER or row_count > rows or token_count > tokens_max:
+            return None
+        unit = (
+            PROMPT_TOKENS_UNIT if token_count <= 8 * PROMPT_TOKENS_UNIT else 2 * PROMPT_TOKENS_UNIT
+        )
+        return Shape(rows, min(-(-token_count // unit) * unit, tokens_max), only_decodes=False)
+
+    def shapes_at_start(self) -> list[Shape]:
+        """Powers of two, the largest first: the others find room in what it leaves to the pool."""
+        row_max = self._layout.row_max
+        tokens = [PROMPT_TOKENS_UNIT << power for power in range(4, -1, -1)]
+        prompts = [self.prompt_shape(1, count) for count in tokens]
+        rows = [1 << power for power in range(row_max.bit_length() - 1, -1, -1)]
+        decodes = dict.fromkeys(self.decode_shape(count) for count in [row_max, *rows])
+        return [shape for shape in prompts if shape is not None] + list(decodes)
+
+    def is_ready(self, frame: Frame) -> bool:
+        """Whether the graphs of such a step are there, or none are needed."""
+        slot, shape = frame.step % SLOT_COUNT, self.shape_of(frame)
+        sample_key = slot, self.bucket(frame.row_count), frame.features
+        return shape is None or (
+            (slot, shape) in self._forward_graphs and sample_key in self._sample_graphs
         )
 
-    def is_ready(self, slot: int, row_count: int, features: Features) -> bool:
-        """Whether the graphs of such a step are there."""
-        return (slot, self.bucket(row_count), features) in self._sample_graphs
+    def capture(self, frame: Frame) -> None:
+        """Makes the graphs that `frame` needs and lacks."""
+        slot, shape = frame.step % SLOT_COUNT, self.shape_of(frame)
+        if shape is not None:
+            self.capture_forward(slot, shape)
+            self.capture_sample(slot, frame.row_count, frame.features)
 
-    def capture(self, slot: int, row_count: int, features: Features) -> None:
-        """Makes the graphs that such a step needs, if they are not there (none without a kernel).
+    def capture_forward(self, slot: int, shape: Shape) -> None:
+        """Makes the graph of a shape, if it is not there (none without a kernel).
 
         The slot must be at rest and the current stream the compute stream.
         """
-        if self._backend == GATHER:
+        if self._backend == GATHER or (slot, shape) in self._forward_graphs:
             return
-        bucket = self.bucket(row_count)
-        if (slot, bucket) not in self._forward_graphs:
-            self.slots[slot].header.zero_()  # no real row: warm-up touches scratch only
-            attention = self._attention(bucket, bucket, captured=True)
-            attention.plan(self._ones[:bucket], self._ones[:bucket])
-            self._forward_padded(slot, bucket, attention)
-            graph = _captured(
-                self._memory_pool, lambda: self._forward_padded(slot, bucket, attention)
-            )
-            self._forward_graphs[slot, bucket] = _Graphs(graph, attention)
-        if (slot, bucket, features) not in self._sample_graphs:
-            self.slots[slot].header.zero_()
-            self._sample_padded(slot, bucket, features)
-            self._sample_graphs[slot, bucket, features] = _captured(
-                self._memory_pool, lambda: self._sample_padded(slot, bucket, features)
-            )
+        memory = self.slots[slot]
+        memory.header.zero_()  # no real row: warm-up touches scratch only
+        most = min(CAPTURED_ASSIGNMENTS_PER_ROW * self._layout.row_max, len(memory.assignments))
+        attention = self._attention(shape.rows, shape.tokens, captured=True)
+        attention.plan(*self._padded(shape, self._ones[:1], self._ones[:1]))
+        self._forward(slot, shape, attention, most)
+        graph = _captured(self._memory_pool, lambda: self._forward(slot, shape, attention, most))
+        self._forward_graphs[slot, shape] = _Graphs(graph, attention)
+
+    def capture_sample(self, slot: int, row_count: int, features: Features) -> None:
+        """Makes the sample graph for so many rows, likewise."""
+        key = slot, self.bucket(row_count), features
+        if self._backend == GATHER or key in self._sample_graphs:
+            return
+        self.slots[slot].header.zero_()
+        self._sample(*key)
+        self._sample_graphs[key] = _captured(self._memory_pool, lambda: self._sample(*key))
 
     @property
     def graph_pool_bytes(self) -> int:
@@ -181,121 +230,95 @@ class CudaStep:
 
     def plan(self, frame: Frame) -> None:
         """Prepares the attention of `frame` on the host; copies go to the current stream."""
-        slot = frame.step % SLOT_COUNT
-        rows = frame.rows
-        if not self.is_captured(frame):
+        slot, shape, rows = frame.step % SLOT_COUNT, self.shape_of(frame), frame.rows
+        if shape is None:
             self._loose[slot].plan(rows.query_length, rows.context_length)
             return
-        bucket = self.bucket(frame.row_count)
-        contexts = np.ones(bucket, np.int32)
-        contexts[: frame.row_count] = rows.context_length
-        self._forward_graphs[slot, bucket].attention.plan(self._ones[:bucket], contexts)
+        padded = self._padded(shape, rows.query_length, rows.context_length)
+        self._forward_graphs[slot, shape].attention.plan(*padded)
 
     def run(self, frame: Frame) -> None:
         """Enqueues the step on the current stream; the slot's memory holds the frame by then."""
-        slot = frame.step % SLOT_COUNT
-        if self.is_captured(frame):
-            bucket = self.bucket(frame.row_count)
-            self._forward_graphs[slot, bucket].forward.replay()
-            self._sample_graphs[slot, bucket, frame.features].replay()
-        else:
+        slot, shape = frame.step % SLOT_COUNT, self.shape_of(frame)
+        if shape is None:
             self._run_loose(frame, slot)
+            return
+        self._forward_graphs[slot, shape].forward.replay()
+        self._sample_graphs[slot, self.bucket(frame.row_count), frame.features].replay()
 
-    # ------------------------------------------------------------------ the captured form
+    def _padded(
+        self, shape: Shape, query_lengths: Int32s, context_lengths: Int32s
+    ) -> tuple[Int32s, Int32s]:
+        """Lengths of all rows of a shape: padding has no token, and a context of one."""
+        lengths, contexts = np.zeros(shape.rows, np.int32), np.ones(shape.rows, np.int32)
+        lengths[: len(query_lengths)] = query_lengths
+        contexts[: len(context_lengths)] = context_lengths
+        return lengths, contexts
 
-    def _forward_padded(self, slot: int, bucket: int, attention: CudaAttention) -> None:
+    @torch.inference_mode()
+    def _run_loose(self, frame: Frame, slot: int) -> None:
+        """A step that no graph serves: kernel by kernel."""
+        shape = Shape(frame.row_count, frame.token_count, only_decodes=frame.only_decodes)
+        self._forward(
+            slot, shape, self._loose[slot], len(frame.assignments), frame.context_length_max
+        )
+        self._sample(slot, frame.row_count, frame.features)
+
+    def _forward(
+        self,
+        slot: int,
+        shape: Shape,
+        attention: CudaAttention,
+        assignment_count: int,
+        context_max: int | None = None,
+    ) -> None:
+        """From the slot's frame to the logits of its rows; a graph is a record of this.
+
+        Args:
+            slot: of the step.
+            shape: rows and tokens to compute, at least those of the frame.
+            attention: planned for the shape.
+            assignment_count: the most that the frame may have.
+            context_max: of the rows, if known.
+        """
         memory = self.slots[slot]
         kernels.stamp(memory.stamps, 0)
-        most = min(CAPTURED_ASSIGNMENTS_PER_ROW * self._layout.row_max, len(memory.assignments))
-        step_kernels.apply_assignments(memory.header, memory.assignments, self._seats, most)
-        packed = self._packed_padded(slot, bucket)
-        attention.bind(packed.rows)
-        self._forward(packed, attention)
-
-    def _packed_padded(self, slot: int, bucket: int) -> _Packed:
-        memory = self.slots[slot]
-        rows = step_kernels.decode_rows(
+        if assignment_count:
+            step_kernels.apply_assignments(
+                memory.header, memory.assignments, self._seats, assignment_count
+            )
+        packed = step_kernels.read_rows(
             memory.header,
             memory.rows,
             memory.tokens,
             self.slots[1 - slot].sampled,
             self._seats,
-            bucket,
+            shape.rows,
+            shape.tokens,
             self._pool.block_tokens,
         )
-        return _Packed(
-            rows=StepRows(
-                self._query_starts[: bucket + 1],
-                rows.context_lengths,
-                rows.block_tables,
-                rows.write_slots,
-                self._row_places[:bucket],
-                rows.positions,
-            ),
-            token_ids=rows.token_ids,
-            positions=rows.positions,
-            last_tokens=None,
+        block_max = None if context_max is None else -(-context_max // self._pool.block_tokens)
+        attention.bind(
+            StepRows(
+                packed.query_starts,
+                packed.context_lengths,
+                packed.block_tables[:, :block_max],
+                packed.write_slots,
+                packed.token_rows,
+                packed.positions,
+            )
         )
-
-    def _sample_padded(self, slot: int, bucket: int, features: Features) -> None:
-        memory = self.slots[slot]
-        self._sample(memory, bucket, features)
-        kernels.stamp(memory.stamps, 1)
-
-    # ------------------------------------------------------------------ the loose form
-
-    @torch.inference_mode()
-    def _run_loose(self, frame: Frame, slot: int) -> None:
-        """A step with prefill, or with many assignments: kernel by kernel."""
-        memory = self.slots[slot]
-        kernels.stamp(memory.stamps, 0)
-        self._seats.apply(memory.assignments[: len(frame.assignments)])
-        packed = self._packed_loose(frame, slot)
-        attention = self._loose[slot]
-        attention.bind(packed.rows)
-        self._forward(packed, attention)
-        self._sample(memory, frame.row_count, frame.features)
-        kernels.stamp(memory.stamps, 1)
-
-    def _packed_loose(self, frame: Frame, slot: int) -> _Packed:
-        memory, previous = self.slots[slot], self.slots[1 - slot].sampled
-        row_count, token_count = frame.row_count, frame.token_count
-        rows = memory.rows[:, :row_count].long()
-        seats, starts, lengths = rows[0], rows[2], rows[3]
-        token_rows = torch.repeat_interleave(lengths, output_size=token_count)
-        token_ids, positions = memory.tokens[:token_count].long().t().contiguous()
-        carry_rows, literal = rows[1], token_ids.index_select(0, starts)
-        carried = previous.index_select(0, carry_rows.clamp(min=0)).long()
-        token_ids.index_copy_(0, starts, torch.where(carry_rows >= 0, carried, literal))
-        block_count = -(-frame.context_length_max // self._pool.block_tokens)
-        tables = self._seats.block_tables(seats, block_count)
-        ends = starts + lengths
-        return _Packed(
-            rows=StepRows(
-                torch.nn.functional.pad(ends, (1, 0)).int(),
-                memory.rows[4, :row_count],
-                tables,
-                self._write_slots(tables, token_rows, positions),
-                token_rows,
-                positions,
-            ),
-            token_ids=token_ids,
-            positions=positions,
-            last_tokens=ends - 1,
-        )
-
-    # ------------------------------------------------------------------ both
-
-    def _forward(self, packed: _Packed, attention: CudaAttention) -> None:
         token_ids, positions, last = packed.token_ids, packed.positions, packed.last_tokens
-        out = self._logits[: len(packed.rows.context_lengths)]
-        if self._fused is not None:
-            self._fused.logits(token_ids, positions, last, attention, out)
-        else:
-            last = self._row_places[: len(token_ids)] if last is None else last
+        out = self._logits[: shape.rows]
+        if self._fused is None:
             out.copy_(self._model.logits(token_ids, positions, last, attention))
+        else:
+            chosen = None if shape.only_decodes else last
+            self._fused.logits(token_ids, positions, chosen, attention, out)
 
-    def _sample(self, memory: SlotMemory, row_count: int, features: Features) -> None:
+    def _sample(self, slot: int, row_count: int, features: Features) -> None:
+        """From the logits of the first rows to the slot's results; a graph is a record of this."""
+        memory = self.slots[slot]
         self._sampler.sample(
             self._logits[:row_count],
             memory.header,
@@ -304,11 +327,7 @@ class CudaStep:
             memory.sampled,
             memory.faults,
         )
-
-    def _write_slots(self, tables: Tensor, token_rows: Tensor, positions: Tensor) -> Tensor:
-        block_tokens = self._pool.block_tokens
-        blocks = tables[token_rows, positions // block_tokens].long()
-        return blocks * block_tokens + positions % block_tokens
+        kernels.stamp(memory.stamps, 1)
 
     def _attention(self, row_count: int, token_count: int, *, captured: bool) -> CudaAttention:
         return make_attention(

@@ -19,6 +19,30 @@ from gapless.protos.seats import Int32s
 
 WORKSPACE_BYTES: Final = 256 << 20
 """Scratch for partial results of split rows; all steps share it, one after another."""
+QUERIES_A_TILE: Final = 16
+QUERIES_A_PROMPT_TILE: Final = 128
+"""Queries, of all heads of a group, that the kernel takes together: the less, the shorter."""
+
+
+def workspace_bytes(heads: HeadShape, rows: int, tokens: int) -> int:
+    """Scratch that captured steps of so many rows and tokens need, and at least the usual.
+
+    The planner of a captured step makes room for as many tiles as any such step could have.
+    """
+    queries_a_tile = QUERIES_A_TILE if tokens == rows else QUERIES_A_PROMPT_TILE
+    planned = _planned_tokens(rows, tokens)
+    tiles = -(-planned * (heads.heads // heads.kv_heads) // queries_a_tile) + rows
+    values = heads.heads * tiles * queries_a_tile * (heads.dim + 1)
+    return max(WORKSPACE_BYTES, 4 * values + (1 << 20))
+
+
+def _planned_tokens(rows: int, tokens: int) -> int:
+    """The tokens to plan a captured step for.
+
+    The planner takes them for one a row and the rest in one of them, and divides the queries into
+    tiles for that; but of our rows most may have none.
+    """
+    return tokens if tokens == rows else tokens + rows
 
 
 class FlashInfer(Stored):
@@ -98,7 +122,8 @@ class FlashInfer(Stored):
         np.add.accumulate(query_lengths, out=self._query_ends[:row_count])
         np.add.accumulate(block_counts, out=self._block_ends[:row_count])
         wrapper, heads = self._wrapper, self._heads
-        wrapper._qo_indptr_last = int(self._query_ends[row_count - 1])
+        token_count = int(self._query_ends[row_count - 1])
+        wrapper._qo_indptr_last = self._token_max if self._captured else token_count
         wrapper._plan_info = wrapper._cached_module.plan(
             wrapper._float_workspace_buffer,
             wrapper._int_workspace_buffer,
@@ -106,7 +131,7 @@ class FlashInfer(Stored):
             self._query_indptr_host,
             self._block_indptr_host,
             self._block_indptr_host,  # context lengths, which this kernel's planner does not read
-            self._token_max if self._captured else wrapper._qo_indptr_last,
+            _planned_tokens(row_count, self._token_max) if self._captured else token_count,
             row_count,
             heads.heads,
             heads.kv_heads,
@@ -125,10 +150,9 @@ class FlashInfer(Stored):
         self._rows = rows
         wrapper = self._wrapper
         row_count = len(rows.context_lengths)
-        if not self._captured:  # one row a token otherwise, as loaded
-            wrapper._qo_indptr_buf = rows.query_indptr
-            wrapper._paged_kv_indptr_buf = torch.empty_like(rows.query_indptr)
-            wrapper._paged_kv_last_page_len_buf = torch.empty_like(rows.context_lengths)
+        wrapper._qo_indptr_buf = rows.query_indptr
+        wrapper._paged_kv_indptr_buf = torch.empty_like(rows.query_indptr)
+        wrapper._paged_kv_last_page_len_buf = torch.empty_like(rows.context_lengths)
         self._list_pages(
             rows.context_lengths,
             rows.block_tables,

@@ -1,12 +1,12 @@
 """From a frame on the device to what the model's kernels read: a step's first kernels, in Triton.
 
 Owns the reading of a slot's rows by the GPU itself, with carry-over: a captured step learns from
-the slot alone how many rows it has, which seats they have and where their input comes from. Knows
+the slot alone which rows it has, which seats they have and where their input comes from. Knows
 the layout of `protos.slots` and of the seat table, and nothing of models. Called by the CUDA step
 and by the attention that wants its pages listed.
 
-Rows behind the frame's last are padding: the scratch seat, token 0 at position 0, one token of
-context.
+A step may be read into more rows and tokens than it has. Rows behind its last have no token and
+the scratch seat; tokens behind its last belong to no row and write to the scratch block.
 """
 
 from __future__ import annotations
@@ -24,18 +24,25 @@ from gapless.protos.seats import SCRATCH_SEAT
 from gapless.protos.slots import NO_CARRY, Header
 
 ASSIGNMENTS_A_PROGRAM: Final = 256
+TOKENS_A_PROGRAM: Final = 256
 COLUMNS: Final = 256
-"""Entries of a block table that a program copies at once."""
+"""Entries of a block table that a program copies."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class DecodeRows:
-    """One token for each of a step's rows, carried over where the frame says so."""
+class PackedRows:
+    """A step's tokens, those of each row together, carried over where the frame says so."""
 
     token_ids: Tensor
-    """int64 ``[rows]``, as are positions and write_slots."""
+    """int64 ``[tokens]``, as are positions, write_slots and token_rows."""
     positions: Tensor
     write_slots: Tensor
+    """Places in the pool."""
+    token_rows: Tensor
+    query_starts: Tensor
+    """int32 ``[rows + 1]``: where each row's tokens begin; the last one: how many there are."""
+    last_tokens: Tensor
+    """int64 ``[rows]``."""
     context_lengths: Tensor
     """int32 ``[rows]``."""
     block_tables: Tensor
@@ -69,7 +76,42 @@ def apply_assignments(header: Tensor, assignments: Tensor, seats: SeatCopy, most
 
 
 @triton.jit
-def _decode_rows(
+def _read_rows(
+    header,
+    rows,
+    table,
+    query_starts,
+    last_tokens,
+    contexts,
+    block_tables,
+    row_max,
+    words,
+    blocks_at,
+    block_max,
+    ROW_COUNT: tl.constexpr,
+    TOKEN_COUNT: tl.constexpr,
+    SCRATCH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0)
+    real = row < tl.load(header + ROW_COUNT)
+    seat = tl.load(rows + row, mask=real, other=SCRATCH).to(tl.int64)
+    start = tl.load(rows + 2 * row_max + row, mask=real, other=0)
+    length = tl.load(rows + 3 * row_max + row, mask=real, other=0)
+    end = tl.where(real, start + length, tl.load(header + TOKEN_COUNT).to(tl.int32))
+    if row == 0:
+        tl.store(query_starts, 0)
+    tl.store(query_starts + row + 1, end)
+    tl.store(last_tokens + row, tl.where(real, end - 1, 0).to(tl.int64))
+    tl.store(contexts + row, tl.load(rows + 4 * row_max + row, mask=real, other=1))
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < block_max
+    entries = tl.load(table + seat * words + blocks_at + columns, mask=inside, other=0)
+    tl.store(block_tables + row.to(tl.int64) * block_max + columns, entries, mask=inside)
+
+
+@triton.jit
+def _read_tokens(
     header,
     rows,
     tokens,
@@ -78,90 +120,117 @@ def _decode_rows(
     token_ids,
     positions,
     write_slots,
-    contexts,
-    block_tables,
+    token_rows,
     row_max,
     words,
     blocks_at,
-    block_max,
     block_tokens,
+    token_count,
     ROW_COUNT: tl.constexpr,
+    TOKEN_COUNT: tl.constexpr,
     SCRATCH: tl.constexpr,
     NO_CARRY: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    LANES: tl.constexpr,
 ):
+    """One program for some tokens of a row; behind the rows, one for those of the padding."""
     row = tl.program_id(0)
     real = row < tl.load(header + ROW_COUNT)
+    used = tl.load(header + TOKEN_COUNT).to(tl.int32)
+    is_padding = row == tl.num_programs(0) - 1
     seat = tl.load(rows + row, mask=real, other=SCRATCH).to(tl.int64)
     carry = tl.load(rows + row_max + row, mask=real, other=NO_CARRY)
-    context = tl.load(rows + 4 * row_max + row, mask=real, other=1)
-    position = tl.load(tokens + 2 * row + 1, mask=real, other=0)
-    carried = carry >= 0
-    literal = tl.load(tokens + 2 * row, mask=real & ~carried, other=0)
-    token = tl.load(previous + carry, mask=real & carried, other=0)
-    tl.store(token_ids + row, tl.where(carried, token, literal).to(tl.int64))
-    tl.store(positions + row, position.to(tl.int64))
-    tl.store(contexts + row, context)
-    blocks = table + seat * words + blocks_at
-    block = tl.load(blocks + position // block_tokens).to(tl.int64)
-    tl.store(write_slots + row, block * block_tokens + position % block_tokens)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = columns < block_max
-    entries = tl.load(blocks + columns, mask=inside, other=0)
-    tl.store(block_tables + row.to(tl.int64) * block_max + columns, entries, mask=inside)
+    start = tl.load(rows + 2 * row_max + row, mask=real, other=used)
+    length = tl.load(rows + 3 * row_max + row, mask=real, other=0)
+    length = tl.where(is_padding, token_count - used, length)
+    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    inside = lanes < length
+    places = start + lanes
+    given = inside & real
+    is_carried = given & (lanes == 0) & (carry >= 0)
+    token = tl.load(tokens + 2 * places, mask=given & ~is_carried, other=0)
+    token = tl.where(is_carried, tl.load(previous + carry + 0 * lanes, mask=is_carried), token)
+    position = tl.load(tokens + 2 * places + 1, mask=given, other=0)
+    block = tl.load(table + seat * words + blocks_at + position // block_tokens, mask=inside)
+    slot = block.to(tl.int64) * block_tokens + position % block_tokens
+    tl.store(token_ids + places, token.to(tl.int64), mask=inside)
+    tl.store(positions + places, position.to(tl.int64), mask=inside)
+    tl.store(write_slots + places, slot, mask=inside)
+    tl.store(token_rows + places, tl.where(real, row, 0).to(tl.int64) + 0 * lanes, mask=inside)
 
 
-def decode_rows(
+def read_rows(
     header: Tensor,
     rows: Tensor,
     tokens: Tensor,
     previous: Tensor,
     seats: SeatCopy,
-    bucket: int,
+    row_count: int,
+    token_count: int,
     block_tokens: int,
-) -> DecodeRows:
-    """Reads the rows of a step in which each has one token.
+) -> PackedRows:
+    """Reads the rows of a step, and carries tokens over.
 
     Args:
         header: int64 words of the slot.
         rows: int32 ``[ROW_COLUMNS, row_max]``, see `protos.slots.Rows`.
-        tokens: int32 pairs (token id, position), ``[>= bucket, 2]``.
+        tokens: int32 pairs (token id, position), ``[token_max, 2]``.
         previous: int32 ``[row_max]``, what the step before sampled.
         seats: whose block tables to take.
-        bucket: rows of the result.
+        row_count: rows of the result, at least those of the frame.
+        token_count: tokens of the result, likewise.
         block_tokens: of the pool.
     """
-    device = rows.device
-    token_ids, positions, write_slots = torch.empty(3, bucket, dtype=torch.int64, device=device)
-    block_max = seats.layout.block_max
-    found = DecodeRows(
-        token_ids,
-        positions,
-        write_slots,
-        torch.empty(bucket, dtype=torch.int32, device=device),
-        torch.empty(bucket, block_max, dtype=torch.int32, device=device),
+    device, layout = rows.device, seats.layout
+    of_tokens = torch.empty(4, token_count, dtype=torch.int64, device=device)
+    found = PackedRows(
+        of_tokens[0],
+        of_tokens[1],
+        of_tokens[2],
+        of_tokens[3],
+        torch.empty(row_count + 1, dtype=torch.int32, device=device),
+        torch.empty(row_count, dtype=torch.int64, device=device),
+        torch.empty(row_count, dtype=torch.int32, device=device),
+        torch.empty(row_count, layout.block_max, dtype=torch.int32, device=device),
     )
-    _decode_rows[(bucket, triton.cdiv(block_max, COLUMNS))](
+    _read_rows[(row_count, triton.cdiv(layout.block_max, COLUMNS))](
+        header,
+        rows,
+        seats.table,
+        found.query_starts,
+        found.last_tokens,
+        found.context_lengths,
+        found.block_tables,
+        rows.shape[1],
+        layout.words,
+        layout.blocks_at,
+        layout.block_max,
+        int(Header.ROW_COUNT),
+        int(Header.TOKEN_COUNT),
+        SCRATCH_SEAT,
+        COLUMNS,
+        num_warps=2,
+    )
+    _read_tokens[(row_count + 1, triton.cdiv(token_count, TOKENS_A_PROGRAM))](
         header,
         rows,
         tokens,
         previous,
         seats.table,
-        token_ids,
-        positions,
-        write_slots,
-        found.context_lengths,
-        found.block_tables,
+        found.token_ids,
+        found.positions,
+        found.write_slots,
+        found.token_rows,
         rows.shape[1],
-        seats.layout.words,
-        seats.layout.blocks_at,
-        block_max,
+        layout.words,
+        layout.blocks_at,
         block_tokens,
+        token_count,
         int(Header.ROW_COUNT),
+        int(Header.TOKEN_COUNT),
         SCRATCH_SEAT,
         NO_CARRY,
-        COLUMNS,
-        num_warps=2,
+        TOKENS_A_PROGRAM,
+        num_warps=4,
     )
     return found
 

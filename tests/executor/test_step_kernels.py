@@ -52,48 +52,79 @@ def test_assignments_are_applied_as_many_as_there_are(count: int) -> None:
     assert np.array_equal(seats.table.cpu().numpy(), table)
 
 
-@pytest.mark.parametrize(("row_count", "bucket"), [(0, 1), (1, 1), (3, 4), (5, 8), (24, 24)])
-@pytest.mark.parametrize("context_max", [64, 16_384])
-def test_rows_are_read_and_carried_over(row_count: int, bucket: int, context_max: int) -> None:
-    draw = np.random.default_rng(row_count)
+@pytest.mark.parametrize(
+    ("lengths", "row_count", "token_count"),
+    [
+        ([], 1, 1),
+        ([1], 1, 1),
+        ([1, 1, 1], 4, 4),
+        ([1] * 24, 24, 24),
+        ([5, 1, 300, 1], 4, 307),
+        ([5, 1, 300, 1], 24, 512),
+        ([600], 24, 1024),
+    ],
+)
+@pytest.mark.parametrize("context_max", [1024, 16_384])
+def test_rows_are_read_and_carried_over(
+    lengths: list[int], row_count: int, token_count: int, context_max: int
+) -> None:
+    draw = np.random.default_rng(len(lengths))
     layout = SeatLayout(ROW_MAX + 1, context_max // BLOCK_TOKENS)
     seats, table = seat_copy(layout, draw)
     rows = np.full((ROW_COLUMNS, ROW_MAX), MARKER, np.int32)
-    tokens = np.full((ROW_MAX, 2), MARKER, np.int32)
+    tokens = np.full((1024, 2), MARKER, np.int32)
     previous = np.full(ROW_MAX, MARKER, np.int32)
-    seat = np.zeros(bucket, np.int64) + SCRATCH_SEAT
-    seat[:row_count] = draw.permutation(ROW_MAX)[:row_count] + 1
-    context = np.ones(bucket, np.int64)
-    context[:row_count] = draw.integers(1, context_max + 1, row_count)
-    position = context - 1
-    token = np.zeros(bucket, np.int64)
-    token[:row_count] = draw.integers(0, 1000, row_count)
-    rows[0, :row_count], rows[4, :row_count] = seat[:row_count], context[:row_count]
-    tokens[:row_count, 1] = position[:row_count]
-    for row in range(row_count):
+    real, used = len(lengths), sum(lengths)
+    length = np.array(lengths, np.int64)
+    start, end = length.cumsum() - length, length.cumsum()
+    seat = np.full(row_count, SCRATCH_SEAT)
+    seat[:real] = draw.permutation(ROW_MAX)[:real] + 1
+    context = np.ones(row_count, np.int64)
+    context[:real] = length + draw.integers(0, context_max + 1 - length)
+    token = np.zeros(token_count, np.int64)
+    token[:used] = draw.integers(0, 1000, used)
+    token_row = np.zeros(token_count, np.int64)
+    token_row[:used] = np.repeat(np.arange(real), length)
+    position = np.zeros(token_count, np.int64)
+    for row in range(real):
+        position[start[row] : end[row]] = np.arange(context[row] - length[row], context[row])
+    rows[0, :real], rows[2, :real], rows[3, :real] = seat[:real], start, length
+    rows[4, :real] = context[:real]
+    tokens[:used, 0], tokens[:used, 1] = token[:used], position[:used]
+    for row in range(real):
         if row % 3 == 1:  # literal: nothing of the step before may be read for it
-            rows[1, row], tokens[row, 0] = NO_CARRY, token[row]
+            rows[1, row] = NO_CARRY
         else:
-            source = (row * 7) % ROW_MAX
-            rows[1, row] = source
-            previous[source] = token[row]
-    found = step_kernels.decode_rows(
-        header(ROW_COUNT=row_count),
+            rows[1, row] = (row * 7) % ROW_MAX
+            previous[rows[1, row]] = token[start[row]]
+            tokens[start[row], 0] = MARKER
+    found = step_kernels.read_rows(
+        header(ROW_COUNT=real, TOKEN_COUNT=used),
         torch.from_numpy(rows).to(DEVICE),
         torch.from_numpy(tokens).to(DEVICE),
         torch.from_numpy(previous).to(DEVICE),
         seats,
-        bucket,
+        row_count,
+        token_count,
         BLOCK_TOKENS,
     )
     tables = table[seat, layout.blocks_at : layout.blocks_at + layout.block_max]
-    write_slots = tables[np.arange(bucket), position // BLOCK_TOKENS].astype(np.int64)
-    write_slots = write_slots * BLOCK_TOKENS + position % BLOCK_TOKENS
-    assert np.array_equal(found.token_ids.cpu().numpy(), token)
-    assert np.array_equal(found.positions.cpu().numpy(), position)
-    assert np.array_equal(found.context_lengths.cpu().numpy(), context)
-    assert np.array_equal(found.block_tables.cpu().numpy(), tables)
-    assert np.array_equal(found.write_slots.cpu().numpy(), write_slots)
+    rows_of = np.where(np.arange(token_count) < used, seat[token_row], SCRATCH_SEAT)
+    blocks = table[rows_of, layout.blocks_at + position // BLOCK_TOKENS].astype(np.int64)
+    ends = np.full(row_count, used)
+    ends[:real] = end
+    expected = {
+        "token_ids": token,
+        "positions": position,
+        "write_slots": blocks * BLOCK_TOKENS + position % BLOCK_TOKENS,
+        "token_rows": token_row,
+        "query_starts": np.concatenate([[0], ends]),
+        "last_tokens": np.where(np.arange(row_count) < real, ends - 1, 0),
+        "context_lengths": context,
+        "block_tables": tables,
+    }
+    for name, values in expected.items():
+        assert np.array_equal(getattr(found, name).cpu().numpy(), values), name
 
 
 @pytest.mark.parametrize("row_count", [1, 3, 64, 200])

@@ -163,7 +163,7 @@ class CudaServer:
         assert fused is None or isinstance(fused, FusedDecoder), fused
         self.step = CudaStep(model, fused, self.pool, copy, head_shape(model), frames, backend)
         regions = Regions(self.frames, self.results, self.table)
-        self.device = CudaDevice(EPOCH, regions, self.step, row_max)
+        self.device = CudaDevice(EPOCH, regions, self.step)
         self.tokens: dict[int, list[int]] = {}
         self.stamps: list[StepStamps] = []
         self.carried_count = 0

@@ -158,22 +158,14 @@ def plant_carry(patch: pytest.MonkeyPatch, name: str) -> None:
     """Lets every step, captured or not, find other sources in its slot than its frame names."""
     from gapless.executor.cuda_step import CudaStep
 
-    padded, loose, fault = CudaStep._packed_padded, CudaStep._packed_loose, CARRY_PLANTS[name]
+    forward, fault = CudaStep._forward, CARRY_PLANTS[name]
 
-    def replace(step: CudaStep, slot: int) -> None:
+    def planted(step: CudaStep, slot: int, *given: Any) -> None:
         column = step.slots[slot].rows[CARRY_COLUMN]
         column.copy_(fault(column))
+        forward(step, slot, *given)
 
-    def packed_padded(step: CudaStep, slot: int, bucket: int) -> Any:
-        replace(step, slot)
-        return padded(step, slot, bucket)
-
-    def packed_loose(step: CudaStep, frame: Frame, slot: int) -> Any:
-        replace(step, slot)
-        return loose(step, frame, slot)
-
-    patch.setattr(CudaStep, "_packed_padded", packed_padded)
-    patch.setattr(CudaStep, "_packed_loose", packed_loose)
+    patch.setattr(CudaStep, "_forward", planted)
 
 
 class MarkedServer(CudaServer):

@@ -18,6 +18,12 @@ from gapless.executor.phases import Phases
 from gapless.executor.signals import Signals
 
 USER_ERROR_STATUS = 2
+SPIN_COUNT = 2000
+"""How often a worker of torch's looks for the next operation before it sleeps: some 50 µs.
+
+libgomp's own number is good for milliseconds. When somebody else needs a core as well, a worker
+that spins so long keeps it from the one that all wait for: steps took ten times as long.
+"""
 
 log = logging.getLogger("gapless.executor")
 
@@ -37,6 +43,7 @@ def _serve(config: Config, phases: Phases) -> int:
     signals = Signals()
     gc.disable()  # a start makes much that stays: collections cost a seventh of the imports
     log.info("importing torch and transformers ...")
+    os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))  # read when torch is imported
     # Not before the flags are known to be right: these take seconds.
     from gapless.executor.link import Ending, Link
     from gapless.executor.loading import load

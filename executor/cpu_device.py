@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gapless.executor.cores import use_cores
 from gapless.executor.device import Device, Landings, Regions, check_carry
 from gapless.protos.messages import Epoch, StepNumber
 from gapless.protos.seats import Int32s
@@ -54,11 +55,17 @@ class _StagingSlot(Generic[StagedT]):
 class CpuDevice(Device, Generic[StagedT]):
     """Runs steps on the CPU, in one thread."""
 
-    def __init__(self, epoch: Epoch, regions: Regions, runner: Runner[StagedT]) -> None:
-        """Starts the compute thread. The runner's seat copy has been uploaded."""
+    def __init__(
+        self, epoch: Epoch, regions: Regions, runner: Runner[StagedT], core_count: int = 1
+    ) -> None:
+        """Starts the compute thread, for `core_count` cores.
+
+        The runner's seat copy has been uploaded.
+        """
         self._epoch = epoch
         self._regions = regions
         self._runner = runner
+        self._core_count = core_count
         self._staging: list[_StagingSlot[StagedT] | None] = [None] * SLOT_COUNT
         self._outputs = [runner.no_tokens() for _ in range(SLOT_COUNT)]
         self._in_flight = 0
@@ -115,6 +122,7 @@ class CpuDevice(Device, Generic[StagedT]):
     # ---------------------------------------------------------------- compute thread
 
     def _compute(self) -> None:
+        use_cores(self._core_count)
         while (staging := self._queue.get()) is not None:
             try:
                 self._run(staging)

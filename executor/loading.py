@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 from gapless.executor.arenas import Arenas, PlainArenas
 from gapless.executor.attention import UnsupportedModelError
 from gapless.executor.config import Config, UserError
+from gapless.executor.cores import in_passing_thread, use_cores
 from gapless.executor.cpu_device import CpuDevice
 from gapless.executor.cpu_start import cpu_decoder
 from gapless.executor.device import Device, Regions
@@ -44,6 +45,8 @@ class Loaded:
     """What computes the steps on a CPU."""
     facts: ModelFacts
     attention: str
+    core_count: int
+    """Cores for the steps on a CPU."""
     phases: Phases
 
     def start_device(self, attach: Attach, regions: Regions) -> Device:
@@ -59,7 +62,7 @@ class Loaded:
                 self.model, self.pool, seats, attach, regions, self.attention, self.phases
             )
         runner = StepRunner(self.model, self.pool, seats, attach.row_max, self.decoder)
-        return CpuDevice(attach.epoch, regions, runner)
+        return CpuDevice(attach.epoch, regions, runner, self.core_count)
 
 
 def load(config: Config, phases: Phases) -> Loaded:
@@ -68,10 +71,17 @@ def load(config: Config, phases: Phases) -> Loaded:
     Raises:
         UserError: the folder holds no model that can be served, or memory does not suffice.
     """
-    torch.set_num_threads(config.threads)
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     device = _device(config.device)
+    if device.type == "cpu":
+        use_cores(1)
+        return in_passing_thread(config.threads, lambda: _load(config, device, phases))
+    use_cores(config.threads)
+    return _load(config, device, phases)
+
+
+def _load(config: Config, device: torch.device, phases: Phases) -> Loaded:
     arenas = PlainArenas(device)
     model = _load_model(config, device, arenas, phases)
     decoder: Decoder = model
@@ -96,7 +106,7 @@ def load(config: Config, phases: Phases) -> Loaded:
         dtype=model.shape.dtype_name,
     )
     phases.end("KV pool")
-    return Loaded(model, pool, decoder, facts, config.attention, phases)
+    return Loaded(model, pool, decoder, facts, config.attention, config.threads, phases)
 
 
 def _load_model(config: Config, device: torch.device, arenas: Arenas, phases: Phases) -> Model:

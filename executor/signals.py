@@ -7,9 +7,9 @@ and by the link (poll, count).
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
-import sys
 from types import FrameType
 from typing import Final
 
@@ -56,5 +56,6 @@ class Signals:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if not self._serving:
-            # Loading: there is nothing to drain.
-            sys.exit(0 if number == signal.SIGTERM else INTERRUPTED)
+            # Loading: there is nothing to drain, and the thread that loads is not waited for.
+            logging.shutdown()
+            os._exit(0 if number == signal.SIGTERM else INTERRUPTED)

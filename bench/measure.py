@@ -97,7 +97,7 @@ def measure(options: Options, model: Model, work: Work, depth: int) -> DepthRuns
             logs = options.raw / f"depth{depth}"
             logs.mkdir(parents=True, exist_ok=True)
         scheduler_flags = _scheduler_flags(options, work, depth, logs)
-        executor_flags = _executor_flags(options, work, warm_up)
+        executor_flags = _executor_flags(options, model, work, warm_up)
         _say(f"depth {depth}: starting scheduler and executor")
         with running(scheduler_flags, executor_flags, logs, options.start_timeout_s) as server:
             _say(f"depth {depth}: ready after {server.start_s:.1f} s")
@@ -212,12 +212,12 @@ def _seats(options: Options, work: Work) -> int:
     return running_max + 1 if running_max >= len(work.requests) else running_max
 
 
-def _executor_flags(options: Options, work: Work, warm_up: Work | None) -> list[str]:
+def _executor_flags(options: Options, model: Model, work: Work, warm_up: Work | None) -> list[str]:
     seats = _seats(options, work)
     length_max = max(each.length_max for each in (work, warm_up) if each is not None)
     token_max = options.token_max or min(TOKEN_MAX, work.prompt_tokens)
     return [
-        *("--model", options.model),
+        *("--model", model.source),
         *("--device", options.device),
         *("--dtype", options.dtype),
         *("--attention", options.attention),

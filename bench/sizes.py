@@ -1,13 +1,16 @@
 """What a benchmark must know of a model beforehand: its revision, its vocabulary, bytes a step.
 
 Owns the sizes of the presets, which the executor's own table defines (a test compares the two).
-Reads no weight. Called by `work` (vocabulary), `link` (greeting) and `report` (memory floor).
+Reads no weight; the executor's own `prepare` makes a folder of what is none. Called by `work`
+(vocabulary), `link` (greeting) and `report` (memory floor).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -60,7 +63,9 @@ class Model:
     """A model as the command line names it."""
 
     name: str
-    """For the results: ``preset:NAME`` or the folder's name."""
+    """For the results: ``preset:NAME``, or the name of the folder or of what it was made from."""
+    source: str
+    """For the executor: ``preset:NAME`` or the folder."""
     revision: str
     """What the executor will say; see `protos.model_folder`."""
     vocab_size: int
@@ -69,22 +74,29 @@ class Model:
 
 
 def find_model(text: str) -> Model:
-    """The model of ``--model``.
+    """The model of ``--model``: a preset, or whatever can be made a model folder.
 
     Raises:
-        ModelError: no such preset or folder.
+        ModelError: no such preset or model.
     """
     if text.startswith(PRESET_PREFIX):
         shape = SHAPES.get(text.removeprefix(PRESET_PREFIX))
         if shape is None:
             raise ModelError(f"{text} is none of: {', '.join(PRESET_PREFIX + s for s in SHAPES)}")
-        return Model(text, text, shape.vocab_size, shape)
-    folder = Path(text).absolute()
-    missing = model_folder.missing_files(folder)
-    if missing:
-        raise ModelError(f"{text} is no model folder (missing: {', '.join(missing)})")
+        return Model(text, text, text, shape.vocab_size, shape)
+    folder = _prepared(text)
     config = json.loads((folder / "config.json").read_text())
     vocab_size = config.get("text_config", config).get("vocab_size")
     if not isinstance(vocab_size, int):
         raise ModelError(f"{folder / 'config.json'} names no vocab_size")
-    return Model(folder.name, model_folder.revision(folder), vocab_size, None)
+    name = Path(text).name
+    return Model(name, str(folder), model_folder.revision(folder), vocab_size, None)
+
+
+def _prepared(text: str) -> Path:
+    """The model folder of ``--model``, made if need be, as `gapless serve` has it made."""
+    command = (sys.executable, "-m", "gapless.executor.prepare", text)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise ModelError(f"cannot prepare model {text!r}")
+    return Path(done.stdout.splitlines()[-1])

@@ -49,6 +49,7 @@ def test_a_folder_says_its_revision_and_vocabulary(tmp_path: Path) -> None:
     folder = tiny_model_folder(tmp_path / "tiny")
     model = find_model(str(folder))
     assert (model.name, model.vocab_size, model.shape) == ("tiny", VOCAB_SIZE, None)
+    assert model.source == str(folder)
     assert model.revision == model_folder.revision(folder)
 
 

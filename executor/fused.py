@@ -137,4 +137,9 @@ def _streamed(weights: list[Tensor]) -> StreamedLinears | None:
 def recognise(module: PreTrainedModel, context_length: int) -> FusedDecoder | str:
     """The fused form of `module`, or why it has none."""
     weights = decoder_weights(module, context_length)
-    return weights if isinstance(weights, str) else FusedDecoder(weights)
+    if isinstance(weights, str):
+        return weights
+    head_dim = weights.rotary[0].shape[1]
+    if head_dim & (head_dim - 1):
+        return f"heads of {head_dim}, which is no power of two"  # triton's blocks are
+    return FusedDecoder(weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -58,14 +59,14 @@ def test_rotate_and_store(
     queries = kernels.rotate_and_store(
         parts_of(qkv, parts), (cosines, sines), positions, slots, weights, 1e-6, (keys, values)
     )
-    q, k, v = qkv.view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
+    q, k, v = torch.split(qkv.view(tokens, -1, dim), [heads, kv_heads, kv_heads], dim=1)
     if weights is not None:
         q, k = normed(q, weights[0]), normed(k, weights[1])
     cosine, sine = cosines[positions].double(), sines[positions].double()
-    close = {"rtol": 1e-4, "atol": 1e-4, "check_dtype": False}
-    torch.testing.assert_close(queries, rotated(q, cosine, sine), **close)
-    torch.testing.assert_close(keys[slots], rotated(k, cosine, sine), **close)
-    torch.testing.assert_close(values[slots], v, **close)
+    close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
+    close(queries.double(), rotated(q, cosine, sine))
+    close(keys[slots].double(), rotated(k, cosine, sine))
+    close(values[slots], v)
     others = torch.ones(200, dtype=torch.bool)
     others[slots] = False
     assert keys[others].isnan().all()

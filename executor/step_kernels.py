@@ -158,6 +158,20 @@ def _read_tokens(
     tl.store(token_rows + places, tl.where(real, row, 0).to(tl.int64) + 0 * lanes, mask=inside)
 
 
+def _empty(row_count: int, token_count: int, block_max: int, device: torch.device) -> PackedRows:
+    of_tokens = torch.empty(4, token_count, dtype=torch.int64, device=device)
+    return PackedRows(
+        of_tokens[0],
+        of_tokens[1],
+        of_tokens[2],
+        of_tokens[3],
+        torch.empty(row_count + 1, dtype=torch.int32, device=device),
+        torch.empty(row_count, dtype=torch.int64, device=device),
+        torch.empty(row_count, dtype=torch.int32, device=device),
+        torch.empty(row_count, block_max, dtype=torch.int32, device=device),
+    )
+
+
 def read_rows(
     header: Tensor,
     rows: Tensor,
@@ -180,18 +194,8 @@ def read_rows(
         token_count: tokens of the result, likewise.
         block_tokens: of the pool.
     """
-    device, layout = rows.device, seats.layout
-    of_tokens = torch.empty(4, token_count, dtype=torch.int64, device=device)
-    found = PackedRows(
-        of_tokens[0],
-        of_tokens[1],
-        of_tokens[2],
-        of_tokens[3],
-        torch.empty(row_count + 1, dtype=torch.int32, device=device),
-        torch.empty(row_count, dtype=torch.int64, device=device),
-        torch.empty(row_count, dtype=torch.int32, device=device),
-        torch.empty(row_count, layout.block_max, dtype=torch.int32, device=device),
-    )
+    layout = seats.layout
+    found = _empty(row_count, token_count, layout.block_max, rows.device)
     source = (header, rows, rows.shape[1], seats.table, layout.words, layout.blocks_at)
     counts = int(Header.ROW_COUNT), int(Header.TOKEN_COUNT), SCRATCH_SEAT
     _read_rows[(row_count, triton.cdiv(layout.block_max, COLUMNS))](

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gapless.executor.probe import attention_calls
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layer:
@@ -63,7 +65,10 @@ class _UnlikeError(Exception):
 
 
 def decoder_weights(module: PreTrainedModel, context_length: int) -> DecoderWeights | str:
-    """The weights of `module` if it is of the kind, else what it has that others have not."""
+    """The weights of `module` if it is of the kind, else what it has that others have not.
+
+    Paged attention has been plugged into `module`.
+    """
     try:
         return _taken(module, context_length)
     except _UnlikeError as error:
@@ -81,7 +86,11 @@ def _taken(module: PreTrainedModel, context_length: int) -> DecoderWeights:
     _need(not getattr(config, "final_logit_softcapping", None), "capped logits")
     head: Any = module.lm_head
     _need(head.bias is None, "a bias in the head")
-    layers = tuple(_layer(layer) for layer in decoder.layers)
+    # Not every attention that has a window has an attribute for it: what it asks for counts.
+    calls = attention_calls(module, len(decoder.layers))
+    layers = tuple(
+        _layer(layer, call.window) for layer, call in zip(decoder.layers, calls, strict=True)
+    )
     epsilon = {_epsilon(norm) for layer in decoder.layers for norm in _norms(layer)}
     epsilon.add(_epsilon(decoder.norm))
     _need(len(epsilon) == 1, "norms of different epsilon")
@@ -98,7 +107,7 @@ def _taken(module: PreTrainedModel, context_length: int) -> DecoderWeights:
     )
 
 
-def _layer(layer: Any) -> Layer:
+def _layer(layer: Any, window: int | None) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     expected = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
     found = {name for name, _ in layer.named_children()}
@@ -115,7 +124,6 @@ def _layer(layer: Any) -> Layer:
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     biases = [projection.bias for projection in projections if projection.bias is not None]
     _need(len(biases) in (0, 3), "a bias for some of q, k and v")
-    window = getattr(attention, "sliding_window", None)
     return Layer(
         input_norm=_weight(layer.input_layernorm),
         qkv=side_by_side([_weight(projection) for projection in projections]),
@@ -128,7 +136,7 @@ def _layer(layer: Any) -> Layer:
         down=_weight(mlp.down_proj),
         kv_heads=_weight(attention.k_proj).shape[0] // attention.head_dim,
         scaling=float(attention.scaling),
-        window=window if isinstance(window, int) else None,
+        window=window,
     )
 
 

@@ -45,6 +45,7 @@ LEGEND: Final = {
 COLUMNS: Final = (
     ("system", ("system",), ""),
     ("mode", ("mode",), ""),
+    ("dtype", ("dtype",), ""),
     ("seconds", ("seconds",), ".1f"),
     ("tokens/s", ("tokens_per_s",), ",.0f"),
     ("ms a step, p50", ("ms_per_step_p50",), ".2f"),
@@ -67,6 +68,7 @@ Measure:
 ```
 gapless bench --model preset:llama-8b --batch 32 --prompt 256 --new 8192 \\
     --json benchmarks/results/decode.json --raw benchmarks/results/decode
+python -m benchmarks.cpu_peers    # on a CPU, in turns with transformers: the fastest run of each
 make bench-page    # this page, from benchmarks/results
 ```
 """

@@ -50,8 +50,8 @@ def test_rows_of_one_run_share_a_table(tmp_path: Path) -> None:
     page = tmp_path / "README.md"
     write_page(results, page)
     text = page.read_text()
-    assert "| gapless | depth2 | 80.0 | - | - | - | 99.95% |" in text
-    assert "| transformers | async | 106.7 |" in text
+    assert "| gapless | depth2 | - | 80.0 | - | - | - | 99.95% |" in text
+    assert "| transformers | async | - | 106.7 |" in text
     assert not (tmp_path / "plots").exists()
 
 

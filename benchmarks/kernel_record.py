@@ -16,7 +16,6 @@ import torch
 
 from gapless.executor.arenas import PlainArenas
 from gapless.executor.attention_backends import available_backends
-from gapless.executor.cuda_step import PROMPT_TOKENS_MAX, PROMPT_TOKENS_UNIT
 from gapless.executor.model import Model
 from gapless.executor.presets import preset_config
 from gapless.protos.slots import SLOT_COUNT, Features
@@ -116,9 +115,6 @@ def make_ready(server: CudaServer, row_max: int) -> None:
             for row_count in range(row_max, 0, -1):
                 server.step.capture_forward(slot, server.step.decode_shape(row_count))
                 server.step.capture_sample(slot, row_count, Features.NONE)
-            for token_count in range(PROMPT_TOKENS_MAX, 0, -PROMPT_TOKENS_UNIT):
-                if shape := server.step.prompt_shape(1, token_count):
-                    server.step.capture_forward(slot, shape)
     torch.cuda.synchronize()
 
 

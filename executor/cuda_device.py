@@ -91,7 +91,7 @@ class CudaDevice(Device):
     """Runs steps on one GPU."""
 
     def __init__(self, epoch: Epoch, regions: Regions, step: CudaStep) -> None:
-        """Pins the regions and captures the graphs of powers of two; takes seconds."""
+        """Pins the regions and captures the first graphs; takes seconds."""
         self._epoch = epoch
         self._regions = regions
         self._step = step

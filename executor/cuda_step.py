@@ -45,7 +45,9 @@ PROMPT_TOKENS_UNIT: Final = 64
 """Buckets of steps with prompts are multiples of this, from eight of them on of its double."""
 PROMPT_TOKENS_MAX: Final = 1024
 """Steps of more tokens keep the GPU busy for longer than it takes to launch their kernels."""
-PROMPT_ROWS_MAX: Final = 256
+PROMPT_ROWS_MAX: Final = 32
+"""FlashInfer divides a captured step into tiles for long queries, which waste time on many rows of
+one token; steps of many rows keep the GPU busy anyway."""
 CAPTURED_ASSIGNMENTS_PER_ROW: Final = 2
 """Assignments that a graph applies, a row of the slot; a frame with more is not captured."""
 
@@ -168,13 +170,16 @@ class CudaStep:
         return Shape(rows, min(-(-token_count // unit) * unit, tokens_max), only_decodes=False)
 
     def shapes_at_start(self) -> list[Shape]:
-        """Powers of two, the largest first: the others find room in what it leaves to the pool."""
+        """All with prompts, and decode rows by powers of two: the largest first.
+
+        The others find room in what it leaves to the pool.
+        """
         row_max = self._layout.row_max
-        tokens = [PROMPT_TOKENS_UNIT << power for power in range(4, -1, -1)]
+        tokens = range(PROMPT_TOKENS_MAX, 0, -PROMPT_TOKENS_UNIT)
         prompts = [self.prompt_shape(1, count) for count in tokens]
-        rows = [1 << power for power in range(row_max.bit_length() - 1, -1, -1)]
-        decodes = dict.fromkeys(self.decode_shape(count) for count in [row_max, *rows])
-        return [shape for shape in prompts if shape is not None] + list(decodes)
+        rows = [row_max, *(1 << power for power in range(row_max.bit_length() - 1, -1, -1))]
+        shapes = [*prompts, *(self.decode_shape(count) for count in rows)]
+        return list(dict.fromkeys(shape for shape in shapes if shape is not None))
 
     def is_ready(self, frame: Frame) -> bool:
         """Whether the graphs of such a step are there, or none are needed."""

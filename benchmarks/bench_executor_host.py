@@ -99,7 +99,10 @@ class _Triton(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_triton else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
-        return mock.MagicMock(name=spec.name)
+        module = mock.MagicMock(name=spec.name)
+        module.cdiv = lambda count, size: -(-count // size)
+        module.next_power_of_2 = lambda count: 1 << (count - 1).bit_length()
+        return module
 
     def exec_module(self, module: types.ModuleType) -> None: ...
 

@@ -1,8 +1,9 @@
 """Makes the page of results: ``python -m benchmarks.plot``.
 
-Reads ``benchmarks/results/*.json`` (each a list of objects, one a run, or one object) and the step
-logs that they name in ``steps_file``, relative to their own file; writes ``benchmarks/README.md``
-and ``benchmarks/plots/*.svg``. A row without a field shows a dash: other systems measure less.
+Reads ``benchmarks/results/*.json`` (each a list of objects, one a run, or one object), the step
+logs that they name in ``steps_file``, relative to their own file, and ``benchmarks/checks``; writes
+``benchmarks/README.md``, ``benchmarks/plots/*.svg`` and the short table in the front page. A row
+without a field shows a dash: other systems measure less.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks import svg
+from benchmarks import summary, svg
 from gapless.bench import bubbles
 from gapless.protos.bubbles import CAUSES
 from gapless.protos.step_log import Steps, read_step_log
@@ -81,9 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plot", description=__doc__)
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--page", type=Path, default=HERE / "README.md")
+    parser.add_argument("--front", type=Path, default=HERE.parent / "README.md")
     chosen = parser.parse_args(arguments)
     write_page(chosen.results, chosen.page)
-    print(f"wrote {chosen.page}")
+    write_front(chosen.results, chosen.page, chosen.front)
+    print(f"wrote {chosen.page} and {chosen.front}")
     return 0
 
 
@@ -104,7 +107,45 @@ def write_page(results: Path, page: Path) -> None:
             path = plots / f"{number}-{_file_name(rows[0])}-{name}.svg"
             path.write_text(text)
             parts.append(f"![{name}]({path.relative_to(page.parent)})\n")
+    stamps = page.parent / "checks" / "stamps.json"
+    if stamps.is_file():
+        parts.append(stamps_section(json.loads(stamps.read_text())))
     page.write_text("\n".join(parts))
+
+
+def write_front(results: Path, page: Path, front: Path) -> None:
+    """Writes the short table between the marks of the front page, if there is anything to say."""
+    works = summary.chosen(read_groups(results))
+    if not works or not front.is_file():
+        return
+    plots = page.parent / "plots"
+    plots.mkdir(parents=True, exist_ok=True)
+    (plots / summary.PICTURE).write_text(summary.picture(works))
+    table = summary.section(works, plots.relative_to(front.parent))
+    front.write_text(summary.between_marks(front.read_text(), table))
+
+
+def stamps_section(found: dict[str, Any]) -> str:
+    """How much of the time between a step's stamps some kernel ran, by torch's profiler."""
+    lines = [
+        "## Do the stamps tell the truth?",
+        "",
+        "A step counts as active from its first stamp to its last. torch's profiler says for how "
+        f"much of that a kernel ran; {found['preset']}, {found['batch']} rows, {found['gpu']} "
+        "([all numbers](checks/stamps.json), [kernels of a step](checks/kernels.md)):",
+        "",
+        "| load | steps | kernels | µs by stamps | µs a kernel ran | share |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for load in ("decode", "mixed"):
+        for kind in ("decode_only", "with_prefill"):
+            if values := found[load].get(kind):
+                lines.append(
+                    f"| {load}, {kind.replace('_', ' ')} | {values['steps']} "
+                    f"| {values['kernels_per_step']:.0f} | {values['stamped_us']:,.0f} "
+                    f"| {values['busy_us']:,.0f} | {values['busy_share_of_stamped']:.2%} |"
+                )
+    return "\n".join([*lines, ""])
 
 
 def read_groups(results: Path) -> list[list[Row]]:

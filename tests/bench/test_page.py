@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from benchmarks.plot import read_groups, write_page
+from benchmarks import summary
+from benchmarks.plot import read_groups, stamps_section, write_front, write_page
 from tests.bench.test_trace import run_of
 
 OTHERS: dict[str, Any] = {
@@ -53,6 +54,42 @@ def test_rows_of_one_run_share_a_table(tmp_path: Path) -> None:
     assert "| gapless | depth2 | - | 80.0 | - | - | - | 99.95% |" in text
     assert "| transformers | async | - | 106.7 |" in text
     assert not (tmp_path / "plots").exists()
+
+
+def test_the_front_page_compares_what_ran_together(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    fast = {**ours(2, None), "tokens_per_s": 4000.0, "ms_per_step_p50": 8.5}
+    slow = {**OTHERS, "tokens_per_s": 2500.0, "versions": {"transformers": "5.17"}}
+    alone = {**fast, "run_id": "r9", "work": {**fast["work"], "batch": 7}}
+    (results / "a.json").write_text(json.dumps([fast, slow, alone]))
+    front = tmp_path / "README.md"
+    front.write_text(f"before\n{summary.BEGIN}\nold\n{summary.END}\nafter\n")
+    write_front(results, tmp_path / "benchmarks" / "README.md", front)
+    text = front.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith(f"{summary.END}\nafter\n")
+    assert "old" not in text
+    assert "| work | Gapless | transformers 5.17 |" in text
+    assert "| 2 requests, 3 + 4 tokens | 4,000 (8.50 ms) | 2,500 |" in text
+    assert "7 requests" not in text
+    assert "(benchmarks/plots/systems.svg)" in text
+    ElementTree.fromstring((tmp_path / "benchmarks" / "plots" / "systems.svg").read_text())
+    front.write_text("no marks")
+    write_front(results, tmp_path / "benchmarks" / "README.md", front)
+    assert front.read_text() == "no marks"
+
+
+def test_the_stamps_are_compared_with_the_profiler() -> None:
+    kind = {
+        "steps": 200,
+        "kernels_per_step": 298.0,
+        "stamped_us": 4943.6,
+        "busy_us": 4941.6,
+        "busy_share_of_stamped": 0.9996,
+    }
+    found = {"preset": "p", "batch": 32, "gpu": "g", "decode": {"decode_only": kind}, "mixed": {}}
+    assert "| decode, decode only | 200 | 298 | 4,944 | 4,942 | 99.96% |" in stamps_section(found)
 
 
 def test_step_logs_become_pictures(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from gapless.executor.arenas import Arenas, PlainArenas
 from gapless.executor.attention import UnsupportedModelError
-from gapless.executor.config import Config, UserError
+from gapless.executor.config import Config, UserError, default_token_max
 from gapless.executor.cores import in_passing_thread, use_cores
 from gapless.executor.cpu_device import CpuDevice
 from gapless.executor.cpu_start import cpu_decoder
@@ -101,7 +101,7 @@ def _load(config: Config, device: torch.device, phases: Phases) -> Loaded:
         block_tokens=config.block_tokens,
         block_count=pool.block_count,
         row_max=config.row_max,
-        token_max=config.token_max,
+        token_max=config.token_max or default_token_max(device.type, config.row_max),
         device=str(device),
         dtype=model.shape.dtype_name,
     )

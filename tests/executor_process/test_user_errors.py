@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from gapless.executor.config import UserError, default_threads, parse
+from gapless.executor.config import UserError, default_threads, default_token_max, parse
 from gapless.executor.loading import load
 from gapless.executor.phases import Phases
 from tests.models import tiny_model_folder
@@ -121,8 +121,13 @@ def test_facts_follow_the_flags(model: Path, tmp_path: Path) -> None:
     assert (facts.row_max, facts.token_max, facts.context_length) == (3, 9, 64)
     assert facts.block_count == 1 + 3 * (64 // 16), "three whole contexts and scratch"
     capped = load(parse([*flags, "--context-length-max", "40"]), Phases()).facts
-    assert capped.context_length == 40
+    assert (capped.context_length, capped.token_max) == (40, 512)
     assert load(parse([*flags, "--context-length-max", "400"]), Phases()).facts.context_length == 64
+
+
+def test_a_step_has_more_tokens_on_a_gpu_and_never_fewer_than_rows() -> None:
+    assert [default_token_max(device, 64) for device in ("cpu", "cuda")] == [512, 2048]
+    assert default_token_max("cpu", 600) == 600
 
 
 def test_threads_leave_one_core_free(monkeypatch: pytest.MonkeyPatch) -> None:

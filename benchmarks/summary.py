@@ -66,7 +66,7 @@ def section(works: Sequence[dict[str, Row]], plots: Path) -> str:
     first = works[0]["gapless"]
     lines = [
         f"One {first['gpu']}, {first['work']['model'].removeprefix('preset:')} architecture with "
-        "random weights, bf16, greedy; output tokens a second, and milliseconds a step. What stands "
+        "random weights, bf16, greedy; output tokens a second, milliseconds a step. What stands "
         "in one row was measured together, different rows at different times:",
         "",
         "| work | " + " | ".join(labels) + " |",

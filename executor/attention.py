@@ -249,7 +249,7 @@ class GatherAttention:
         self.write_slots = _slots(rows, rows.token_rows, rows.positions, pool.block_tokens)
         self._groups = [_expand(group, rows, pool.shape) for group in plan.groups]
         self._output_order = None if plan.in_order else _output_order(rows, plan)
-        self._masks: dict[int | None, list[Tensor]] = {}
+        self._masks: dict[int | None, list[Tensor | None]] = {}
 
     def attend(
         self,
@@ -284,8 +284,11 @@ class GatherAttention:
         ]
         return torch.cat(outputs).index_select(0, self._output_order)
 
-    def _window_masks(self, window: int | None) -> list[Tensor]:
-        """Additive masks of the groups, ``[rows, 1, query, context]``; kept for the step."""
+    def _window_masks(self, window: int | None) -> list[Tensor | None]:
+        """Additive masks of the groups, ``[rows, 1, query, context]``; kept for the step.
+
+        None where all is seen.
+        """
         if window not in self._masks:
             dtype = self._pool.dtype
             self._masks[window] = [_mask(group, window, dtype) for group in self._groups]
@@ -331,7 +334,10 @@ def _output_order(rows: PackedRows, plan: AttentionPlan) -> Tensor:
     return token_places + moved.index_select(0, rows.token_rows)
 
 
-def _mask(group: _Group, window: int | None, dtype: torch.dtype) -> Tensor:
+def _mask(group: _Group, window: int | None, dtype: torch.dtype) -> Tensor | None:
+    is_one_token = group.query_positions.shape == (1, 1)
+    if is_one_token and (window is None or len(group.key_positions) <= window):
+        return None
     query = group.query_positions[:, None, :, None]
     key = group.key_positions[None, None, None, :]
     seen = key <= query
@@ -342,7 +348,7 @@ def _mask(group: _Group, window: int | None, dtype: torch.dtype) -> Tensor:
 
 
 def _attend_group(
-    query: Tensor, keys: Tensor, values: Tensor, group: _Group, mask: Tensor, scaling: float
+    query: Tensor, keys: Tensor, values: Tensor, group: _Group, mask: Tensor | None, scaling: float
 ) -> Tensor:
     """Outputs of the group's (padded) queries, ``[rows * query, heads, dim]`` to the same.
 
@@ -363,10 +369,10 @@ def _attend_group(
     seen = (row_count, kv_heads, context_length, dim)
     key = keys.flatten(0, 1).index_select(0, group.key_slots).view(seen)
     value = values.flatten(0, 1).index_select(0, group.key_slots).view(seen)
-    if query_length == 1 and row_count > 1 and query.device.type == "cpu":
+    if query_length == 1 and mask is not None and query.device.type == "cpu":
         output = _attend_one_by_one(queries, key, value, mask, scaling)
     else:
-        repeated = mask.repeat(1, 1, shared, 1)
+        repeated = None if mask is None else mask.repeat(1, 1, shared, 1)
         output = scaled_dot_product_attention(
             queries, key, value, attn_mask=repeated, scale=scaling
         )

@@ -19,7 +19,8 @@ from tests.processes.server import Server, serve
 pytestmark = pytest.mark.processes
 
 RUNNING_MAX = 2
-QUEUED_MAX = 1
+QUEUED_MAX = 4
+"""Who follows right behind one that ends waits for its seat: so more than the closed loop has."""
 
 
 @pytest.fixture(scope="module")

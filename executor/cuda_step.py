@@ -113,20 +113,12 @@ class CudaStep:
         self._backend = backend
         device = pool.device
         self.slots = tuple(SlotMemory(layout, device) for _ in range(SLOT_COUNT))
-        shapes = [
-            shape
-            for shape in (
-                self.decode_shape(layout.row_max),
-                self.prompt_shape(1, min(PROMPT_TOKENS_MAX, layout.token_max)),
-            )
-            if shape
-        ]
+        shapes = self.shapes_at_start()
         scratch_bytes = max(workspace_bytes(heads, shape.rows, shape.tokens) for shape in shapes)
         self._workspace = torch.empty(scratch_bytes, dtype=torch.uint8, device=device)
         self._logits = torch.zeros(
             layout.row_max, model.shape.vocab_size, dtype=model.shape.dtype, device=device
         )
-        self._ones = np.ones(layout.row_max, np.int32)
         self._sampler = CudaSampler(seats, layout.row_max, model.shape.vocab_size, device)
         self._memory_pool = torch.cuda.graph_pool_handle()
         self._forward_graphs: dict[tuple[int, Shape], _Graphs] = {}
@@ -207,7 +199,8 @@ class CudaStep:
         memory.header.zero_()  # no real row: warm-up touches scratch only
         most = min(CAPTURED_ASSIGNMENTS_PER_ROW * self._layout.row_max, len(memory.assignments))
         attention = self._attention(shape.rows, shape.tokens, captured=True)
-        attention.plan(*self._padded(shape, self._ones[:1], self._ones[:1]))
+        one = np.ones(1, np.int32)
+        attention.plan(*_padded(shape, one, one))
         self._forward(slot, shape, attention, most)
         graph = _captured(self._memory_pool, lambda: self._forward(slot, shape, attention, most))
         self._forward_graphs[slot, shape] = _Graphs(graph, attention)
@@ -239,7 +232,7 @@ class CudaStep:
         if shape is None:
             self._loose[slot].plan(rows.query_length, rows.context_length)
             return
-        padded = self._padded(shape, rows.query_length, rows.context_length)
+        padded = _padded(shape, rows.query_length, rows.context_length)
         self._forward_graphs[slot, shape].attention.plan(*padded)
 
     def run(self, frame: Frame) -> None:
@@ -250,15 +243,6 @@ class CudaStep:
             return
         self._forward_graphs[slot, shape].forward.replay()
         self._sample_graphs[slot, self.bucket(frame.row_count), frame.features].replay()
-
-    def _padded(
-        self, shape: Shape, query_lengths: Int32s, context_lengths: Int32s
-    ) -> tuple[Int32s, Int32s]:
-        """Lengths of all rows of a shape: padding has no token, and a context of one."""
-        lengths, contexts = np.zeros(shape.rows, np.int32), np.ones(shape.rows, np.int32)
-        lengths[: len(query_lengths)] = query_lengths
-        contexts[: len(context_lengths)] = context_lengths
-        return lengths, contexts
 
     @torch.inference_mode()
     def _run_loose(self, frame: Frame, slot: int) -> None:
@@ -344,6 +328,14 @@ class CudaStep:
             token_count,
             captured=captured,
         )
+
+
+def _padded(shape: Shape, query_lengths: Int32s, context_lengths: Int32s) -> tuple[Int32s, Int32s]:
+    """Lengths of all rows of a shape: padding has no token, and a context of one."""
+    lengths, contexts = np.zeros(shape.rows, np.int32), np.ones(shape.rows, np.int32)
+    lengths[: len(query_lengths)] = query_lengths
+    contexts[: len(context_lengths)] = context_lengths
+    return lengths, contexts
 
 
 def _captured(memory_pool: Any, record: Callable[[], None]) -> torch.cuda.CUDAGraph:

@@ -309,9 +309,8 @@ class _StepSlot:
         )
 
     def read(self, epoch: Epoch, step: StepNumber) -> Frame:
-        header = self.header[:8].tolist()
-        magic, found_epoch, found_step, row_count, token_count, assignment_count = header[:6]
-        features, published_ns = header[6:]
+        magic, found_epoch, found_step, row_count, *others = self.header[:8].tolist()
+        token_count, assignment_count, features, published_ns = others
         assert magic == FRAME_MAGIC, f"no frame in the slot of step {step}: {magic:#x}"
         assert (found_epoch, found_step) == (epoch, step), (found_epoch, found_step, epoch, step)
         return Frame(

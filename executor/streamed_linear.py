@@ -1,7 +1,7 @@
 """Linear layers of few rows, as fast as their weights stream from memory: a kernel in Gluon.
 
 Owns the kernel, its tilings, and the question which weights it serves. Called by `fused`, on a GPU
-with Hopper's matrix units only; this module and `kernels` are those that import triton.
+with Hopper's matrix units only, as they are what it is written for.
 
 A product of few rows is bound by reading the weight once. Libraries come near the memory's
 bandwidth within one large product, but between two small ones the bus stands still: the last tile

@@ -145,6 +145,8 @@ def stamps_section(found: dict[str, Any]) -> str:
                     f"| {values['kernels_per_step']:.0f} | {values['stamped_us']:,.0f} "
                     f"| {values['busy_us']:,.0f} | {values['busy_share_of_stamped']:.2%} |"
                 )
+    if remark := found.get("remark"):
+        lines += ["", remark]
     return "\n".join([*lines, ""])
 
 

@@ -26,7 +26,7 @@ class ModelError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder of Llama's form with untied embeddings."""
+    """A decoder of Llama's form; whether its embeddings are tied, no step can tell."""
 
     vocab_size: int
     hidden_size: int
@@ -53,6 +53,7 @@ class Shape:
 
 SHAPES: Final = {
     "llama-8b": Shape(128256, 4096, 14336, 32, 32, 8, 128),
+    "llama-1b": Shape(128256, 2048, 8192, 16, 32, 8, 64),
     "qwen3-8b": Shape(151936, 4096, 12288, 36, 32, 8, 128),
     "tiny": Shape(1024, 256, 512, 2, 4, 2, 64),
 }

@@ -23,6 +23,18 @@ _LLAMA_8B: Final[dict[str, Any]] = {
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-5,
 }
+_LLAMA_1B: Final[dict[str, Any]] = {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
 _QWEN3_8B: Final[dict[str, Any]] = {
     "vocab_size": 151936,
     "hidden_size": 4096,
@@ -43,7 +55,7 @@ _TINY: Final[dict[str, Any]] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
 }
-PRESETS: Final = ("llama-8b", "qwen3-8b", "tiny")
+PRESETS: Final = ("llama-8b", "llama-1b", "qwen3-8b", "tiny")
 
 
 def preset_config(name: str) -> PreTrainedConfig:
@@ -51,6 +63,8 @@ def preset_config(name: str) -> PreTrainedConfig:
     match name:
         case "llama-8b":
             return LlamaConfig(**_LLAMA_8B)
+        case "llama-1b":
+            return LlamaConfig(**_LLAMA_1B)
         case "qwen3-8b":
             return Qwen3Config(**_QWEN3_8B)
         case "tiny":

@@ -29,7 +29,8 @@ def test_presets_are_those_of_the_executor() -> None:
         )
 
 
-def test_weights_are_counted_as_the_model_has_them() -> None:
+@pytest.mark.parametrize("name", ["llama-8b", "llama-1b"])
+def test_weights_are_counted_as_the_model_has_them(name: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -37,12 +38,17 @@ def test_weights_are_counted_as_the_model_has_them() -> None:
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            presets.preset_config("llama-8b")
+            presets.preset_config(name)
         )
-    count = sum(parameter.numel() for parameter in model.parameters())
-    shape = SHAPES["llama-8b"]
-    assert shape.weights_read == count - shape.vocab_size * shape.hidden_size
-    assert 2 * shape.kv_values == 128 * 1024
+    embedding = model.get_input_embeddings().weight
+    body = sum(each.numel() for each in model.model.parameters() if each is not embedding)
+    head = model.get_output_embeddings().weight  # the embedding once more, where they are tied
+    assert SHAPES[name].weights_read == body + head.numel()
+
+
+def test_keys_and_values_are_counted() -> None:
+    assert 2 * SHAPES["llama-8b"].kv_values == 128 * 1024
+    assert 2 * SHAPES["llama-1b"].kv_values == 32 * 1024
 
 
 def test_a_folder_says_its_revision_and_vocabulary(tmp_path: Path) -> None:

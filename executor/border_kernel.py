@@ -1,18 +1,13 @@
-"""Where top-k and top-p end, without sorting a row: the border of each row, in Triton.
+"""Where top-k, top-p and min-p end, without sorting a row: the border of each row, in Triton.
 
-Owns the search. For words see `sampling_kernels`; called by `cuda_sampler` between the best of the
-rows and their weights.
+Owns the search. For words see `sampling_kernels` and `split_kernel`; called by `cuda_sampler`
+between the split of the tiles and the draw.
 
 The border is the smallest key at which a sum over the keys up to it reaches a target: the number of
-tokens, for top-k; their weight, for top-p. One program a row keeps a bracket ``(low, high]`` that
-holds the border, with exact sums at both ends:
-
-1. While the bracket holds more tokens than there is room for candidates, a sample of the row
-   proposes keys, and one pass over the row finds the sums at them. One pass is the rule, as a
-   sample says well where a quantile is. From the second pass on the middle of the bracket is among
-   the keys, so that no row, however odd, takes more than some thirty passes.
-2. The keys in the bracket are copied to the row's candidates.
-3. There, in registers, the bracket is halved until it holds one key.
+tokens, for top-k; their weight, for top-p. With the sums of the middle it is found exactly if it is
+one of the candidates. If it lies in the middle or the tail instead, the row is sampled anew there,
+for another round of splitting and searching. In the last round all of that part is the bracket, so
+that every row ends, however odd it is.
 """
 
 from __future__ import annotations
@@ -21,202 +16,150 @@ import triton
 import triton.language as tl
 
 from gapless.executor.sampling_kernels import (
-    INFINITE_KEY,
-    NO_KEY,
+    BEHIND,
+    BORDER,
+    ROOM,
     SEAT_COLUMN,
+    STATE_WORDS,
+    doubles_of,
     keys_of,
     seat_float,
     weights_of,
 )
-from gapless.protos import seats
+from gapless.executor.split_kernel import (
+    DONE,
+    FIND_TOP_P,
+    FROM,
+    HIGH,
+    LOW,
+    MIN_P,
+    STAGE,
+    TO,
+    TOP,
+    TOP_K,
+    TOP_P,
+    WEIGH,
+    min_p_border,
+    parts_of,
+    proposed,
+    split,
+    store_split,
+)
 
-TOP_P = tl.constexpr(seats.TOP_P)
-TOP_K = tl.constexpr(seats.TOP_K)
-RESOLUTION = tl.constexpr(1 << 14)
-"""Keys of a sample are told apart to within this: 2**-9 of the distance."""
-
-
-@triton.jit
-def _both(count, mass):
-    """The sums over all lanes in one reduction, which costs more than its arithmetic."""
-    count, mass = tl.split(tl.sum(tl.join(count.to(tl.float64), mass), axis=0))
-    return count.to(tl.int32), mass
-
-
-@triton.jit
-def _lane_sums(keys, weights, pivot):
-    """Of the keys up to `pivot`, in each lane: their number and their weight."""
-    within = keys <= pivot
-    count = tl.sum(within.to(tl.int32), axis=1)
-    return count, tl.sum(tl.where(within, weights, 0.0), axis=1)
-
-
-@triton.jit
-def _sums(keys, weights, pivot):
-    """Of the keys up to `pivot`: their number and their weight."""
-    count, mass = _lane_sums(keys, weights, pivot)
-    return _both(count, mass)
+STRIP = tl.constexpr(2048)
+"""Candidates that are looked at together."""
+CHUNK = tl.constexpr(64)
+"""Of each tile, where it is done tile by tile."""
 
 
 @triton.jit
-def _row_sums(row, pivots, LANES: tl.constexpr, WIDTH: tl.constexpr):
-    """One pass over the row: number and weight of the keys up to each of four pivots."""
-    logits, vocab, best, scale = row
-    places = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    count_0 = tl.zeros([LANES], tl.int32)
-    count_1, count_2, count_3 = count_0, count_0, count_0
-    mass_0 = tl.zeros([LANES], tl.float64)
-    mass_1, mass_2, mass_3 = mass_0, mass_0, mass_0
-    for start in range(0, vocab, LANES * WIDTH):
-        keys = keys_of(logits, start + places, vocab, best, scale)
-        weights = weights_of(keys).to(tl.float64)
-        count, mass = _lane_sums(keys, weights, pivots[0])
-        count_0, mass_0 = count_0 + count, mass_0 + mass
-        count, mass = _lane_sums(keys, weights, pivots[1])
-        count_1, mass_1 = count_1 + count, mass_1 + mass
-        count, mass = _lane_sums(keys, weights, pivots[2])
-        count_2, mass_2 = count_2 + count, mass_2 + mass
-        count, mass = _lane_sums(keys, weights, pivots[3])
-        count_3, mass_3 = count_3 + count, mass_3 + mass
-    return (
-        _both(count_0, mass_0),
-        _both(count_1, mass_1),
-        _both(count_2, mass_2),
-        _both(count_3, mass_3),
-    )
-
-
-@triton.jit
-def _proposed(row, low, high, share, by_mass, LANES: tl.constexpr, WIDTH: tl.constexpr):
-    """Three keys of ``(low, high]``, from a sample of the row.
-
-    The first is likely to have nearly as many tokens before it as there is room for candidates.
-    The others are likely to enclose the border, which has the `share` of what the bracket holds
-    before it.
-    """
-    logits, vocab, best, scale = row
-    # Runs of four ids at equal distances; four, as the row's start is aligned to so many.
-    runs = tl.arange(0, LANES) * (4 * (vocab // (4 * LANES)))
-    places = runs[:, None] + tl.arange(0, 4)[None, :]
-    keys = keys_of(logits, places, vocab, best, scale)
-    inside = (keys > low) & (keys <= high)
-    weights = tl.where(inside, tl.where(by_mass, weights_of(keys), 1.0), 0.0)
-    total = tl.sum(tl.sum(weights, axis=1), axis=0)
-    squares = tl.sum(tl.sum(weights * weights, axis=1), axis=0)
-    # Twice the deviation, or a little more, of the sample's sum from the row's.
-    margin = 2.0 * tl.sqrt((1.0 - share) * squares)
-    lower = share * total - margin
-    upper = share * total + margin
-    rank = 0.6 * (LANES * WIDTH) * (4 * LANES) / vocab
-    first, second, third = low, low, low
-    width = high - low
-    while width > RESOLUTION:
-        width = (width + 1) // 2
-        number = tl.sum((inside & (keys <= first + width)).to(tl.float32), axis=1)
-        below = tl.sum(tl.where(keys <= second + width, weights, 0.0), axis=1)
-        above = tl.sum(tl.where(keys <= third + width, weights, 0.0), axis=1)
-        sums = tl.sum(tl.join(tl.join(number, below), tl.join(above, above)), axis=0)
-        number_below, above_twice = tl.split(sums)
-        number, below = tl.split(number_below)
-        above, above = tl.split(above_twice)
-        first = tl.where(number >= rank, first, first + width)
-        second = tl.where(below >= lower, second, second + width)
-        third = tl.where(above >= upper, third, third + width)
-    return tl.minimum(first + width, high), second, tl.minimum(third + width, high)
-
-
-@triton.jit
-def _moved(low, high, pivot, sums, target, by_mass):
-    """The bracket, ends and sums, after the sums at `pivot` are known."""
-    low_key, low_count, low_mass = low
-    high_key, high_count, high_mass = high
-    count, mass = sums
-    reached = tl.where(by_mass, mass, count.to(tl.float64)) >= target
-    is_high = reached & (pivot <= high_key)
-    is_low = (reached == 0) & (pivot > low_key)
-    return (
-        (
-            tl.where(is_low, pivot, low_key),
-            tl.where(is_low, count, low_count),
-            tl.where(is_low, mass, low_mass),
-        ),
-        (
-            tl.where(is_high, pivot, high_key),
-            tl.where(is_high, count, high_count),
-            tl.where(is_high, mass, high_mass),
-        ),
-    )
-
-
-@triton.jit
-def _bracketed(
-    row,
-    low,
-    high,
-    target,
-    share,
-    by_mass,
-    LANES: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Passes over the row until the bracket holds few tokens, or one key.
-
-    A negative target is not known yet: then it is the `share` of the weight up to `high`.
-    """
-    while ((high[1] - low[1] > LANES * WIDTH) | (target < 0.0)) & (high[0] - low[0] > 1):
-        unknown = target < 0.0
-        if not unknown:
-            held = tl.where(by_mass, high[2] - low[2], (high[1] - low[1]).to(tl.float64))
-            reached = tl.where(by_mass, low[2], low[1].to(tl.float64))
-            share = ((target - reached) / held).to(tl.float32)
-            share = tl.minimum(tl.maximum(share, 0.0), 1.0)
-        first, second, third = _proposed(row, low[0], high[0], share, by_mass, LANES, WIDTH)
-        fourth = tl.where(unknown, high[0], low[0] + (high[0] - low[0]) // 2)
-        sums = _row_sums(row, (first, second, third, fourth), LANES, WIDTH)
-        if unknown:
-            target = share * sums[3][1]
-        low, high = _moved(low, high, first, sums[0], target, by_mass)
-        low, high = _moved(low, high, second, sums[1], target, by_mass)
-        low, high = _moved(low, high, third, sums[2], target, by_mass)
-        low, high = _moved(low, high, fourth, sums[3], target, by_mass)
-    return low, high, target
-
-
-@triton.jit
-def _copied(row, low, high, candidates, LANES: tl.constexpr, WIDTH: tl.constexpr):
-    """Copies the keys of ``(low, high]`` to `candidates`; their number."""
-    logits, vocab, best, scale = row
-    places = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    copied = tl.zeros([], tl.int32)
-    for start in range(0, vocab, LANES * WIDTH):
-        keys = keys_of(logits, start + places, vocab, best, scale)
-        inside = (keys > low) & (keys <= high)
-        numbers = inside.to(tl.int32)
-        of_lanes = tl.sum(numbers, axis=1)
-        before = tl.cumsum(of_lanes, axis=0) - of_lanes
-        slots = copied + before[:, None] + tl.cumsum(numbers, axis=1) - numbers
-        tl.store(candidates + slots, keys, mask=inside)
-        copied += tl.sum(of_lanes, axis=0)
+def _gathered(parts, TILE: tl.constexpr, TILES: tl.constexpr):
+    """Moves the tiles' candidates together, in order, as some tiles have many; their number."""
+    counts, candidates = parts[1], parts[2]
+    tiles = tl.arange(0, TILES)
+    held = tl.load(counts + TILES + tiles)
+    starts = counts + 2 * TILES
+    tl.store(starts + tiles, tl.cumsum(held, axis=0) - held)
+    total = tl.sum(held, axis=0)
     tl.debug_barrier()  # what one thread wrote, others read now
-    return copied
+    first = tl.zeros([], tl.int32)
+    while first < total:
+        places = first + tl.arange(0, STRIP)
+        tile = places * 0
+        step = tl.zeros([], tl.int32) + TILES // 2
+        while step > 0:
+            tile += tl.where(tl.load(starts + tile + step) <= places, step, 0)
+            step //= 2
+        inside = places < total
+        slots = places - tl.load(starts + tile)
+        found = tl.load(candidates + tile * TILE + slots, mask=inside, other=0.0)
+        tl.debug_barrier()  # none is further in front than where it goes
+        tl.store(candidates + places, found, mask=inside)
+        tl.debug_barrier()
+        first += STRIP
+    return total
 
 
 @triton.jit
-def _narrowed(
-    row, low, high, target, by_mass, candidates, LANES: tl.constexpr, WIDTH: tl.constexpr
-):
-    """The bracket narrowed to one key, among the candidates."""
-    copied = _copied(row, low[0], high[0], candidates, LANES, WIDTH)
-    places = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    keys = tl.load(candidates + places, mask=places < copied, other=NO_KEY)
-    weights = weights_of(keys).to(tl.float64)
-    start = low
-    while high[0] - low[0] > 1:
-        middle = low[0] + (high[0] - low[0]) // 2
-        count, mass = _sums(keys, weights, middle)
-        sums = (start[1] + count, start[2] + mass)
-        low, high = _moved(low, high, middle, sums, target, by_mass)
-    return low, high
+def _keys_from(candidates, total, first):
+    """Keys of a strip of the candidates."""
+    places = first + tl.arange(0, STRIP)
+    inside = places < total
+    return tl.where(inside, keys_of(tl.load(candidates + places, mask=inside, other=0.0)), BEHIND)
+
+
+@triton.jit
+def _halved(candidates, total, top, middle, high, target, by_mass):
+    """The first candidate's key up to which the sum reaches the target.
+
+    The sum behind the `top` includes that of the `middle`. The key returned is no candidate's where
+    the border is none: that behind the top if it is in the middle, `high` if it is in the tail.
+    """
+    low = tl.zeros([], tl.int32) - 1
+    while high - low > 1:
+        pivot = low + (high - low) // 2
+        sums = tl.zeros([STRIP], tl.float64)
+        before = tl.zeros([STRIP], tl.int32) - 1
+        after = tl.zeros([STRIP], tl.int32)
+        first = tl.zeros([], tl.int32)
+        while first < total:
+            keys = _keys_from(candidates, total, first)
+            within = keys <= pivot
+            values = tl.where(by_mass, weights_of(keys), 1.0)
+            sums += doubles_of(tl.where(within, values, 0.0))
+            before = tl.maximum(before, tl.where(within, keys, -1))
+            after = tl.maximum(after, tl.where(within, 0, BEHIND - keys))
+            first += STRIP
+        # The bracket ends at candidates, so that it takes few turns.
+        before, after = tl.split(tl.max(tl.join(before, after), axis=0))
+        behind_top = pivot > top
+        if tl.sum(sums, axis=0) + tl.where(behind_top, middle, 0.0) >= target:
+            high = tl.where(behind_top, tl.maximum(before, top + 1), before)
+        else:
+            # The middle, which has no candidates, begins behind the top.
+            low = tl.where(behind_top, BEHIND - after - 1, tl.minimum(BEHIND - after - 1, top))
+    return high
+
+
+@triton.jit
+def _sums_at(candidates, total, key):
+    """Of the candidates: the number and the weight of those before `key`, and the number at it."""
+    counts = tl.zeros([STRIP], tl.int32)
+    masses = tl.zeros([STRIP], tl.float64)
+    ties = tl.zeros([STRIP], tl.int32)
+    first = tl.zeros([], tl.int32)
+    while first < total:
+        keys = _keys_from(candidates, total, first)
+        before = keys < key
+        counts += before.to(tl.int32)
+        masses += doubles_of(tl.where(before, weights_of(keys), 0.0))
+        ties += (keys == key).to(tl.int32)
+        first += STRIP
+    return tl.sum(counts, axis=0), tl.sum(masses, axis=0), tl.sum(ties, axis=0)
+
+
+@triton.jit
+def _weigh_tiles(parts, border, with_middle, TILE: tl.constexpr, TILES: tl.constexpr):
+    """Stores for each tile the weight below the border and the number of tokens at it."""
+    masses, counts, candidates = parts
+    tiles = tl.arange(0, TILES)
+    mass = tl.where(with_middle, tl.load(masses + tiles), 0.0)
+    ties = tl.zeros([TILES], tl.int32)
+    held = tl.load(counts + TILES + tiles)
+    starts = tl.load(counts + 2 * TILES + tiles)
+    first = tl.zeros([], tl.int32)
+    while first < tl.max(held, axis=0):
+        slots = first + tl.arange(0, CHUNK)[None, :]
+        inside = slots < held[:, None]
+        places = starts[:, None] + slots
+        keys = keys_of(tl.load(candidates + places, mask=inside, other=float("inf")))
+        below = inside & (keys < border)
+        mass += tl.sum(doubles_of(tl.where(below, weights_of(keys), 0.0)), axis=1)
+        ties += tl.sum((inside & (keys == border)).to(tl.int32), axis=1)
+        first += CHUNK
+    tl.debug_barrier()  # all have read the middle's
+    tl.store(masses + tiles, mass)
+    tl.store(counts + tiles, ties)
 
 
 @triton.jit
@@ -228,37 +171,131 @@ def _room(missing, weight, ties):
 
 
 @triton.jit
-def _found(row, top_k, top_p, candidates, LANES: tl.constexpr, WIDTH: tl.constexpr):
-    """Border and room of a row: of top-k first, then of top-p in what that leaves."""
-    none = tl.zeros([], tl.int32)
-    nothing = tl.zeros([], tl.float64)
-    border = none + INFINITE_KEY
-    border_count = none + row[1]
-    border_mass = nothing - 1.0
-    mass_kept = nothing - 1.0
-    room = none
-    for search in range(2):
-        by_mass = search == 1
-        wanted = tl.where(by_mass, top_p < 1.0, (top_k > 0) & (top_k < row[1]))
-        if wanted:
-            low = (none - 1, none, nothing)
-            high = (border, border_count, border_mass)
-            target = tl.where(by_mass, top_p.to(tl.float64) * mass_kept, top_k.to(tl.float64))
-            low, high, target = _bracketed(row, low, high, target, top_p, by_mass, LANES, WIDTH)
-            if high[0] - low[0] > 1:
-                low, high = _narrowed(row, low, high, target, by_mass, candidates, LANES, WIDTH)
-            border, border_count, border_mass = high
-            weight = weights_of(border).to(tl.float64)
-            if by_mass:
-                room = _room(target - low[2], weight, border_count - low[1])
-            else:
-                room = top_k - low[1]
-                mass_kept = low[2] + room.to(tl.float64) * weight
-    return border, room
+def _miss(row, state, ends, part, key, sums, by_mass, LAST: tl.constexpr, SAMPLE: tl.constexpr):
+    """Where the border is if not among the candidates, and how to split next.
+
+    `ends` are those of top, middle and bracket, `part` those of the keys in question, `key` is what
+    `_halved` found, and `sums` are the target, that before `key`, of the middle, and of the row.
+    """
+    top, first, last = ends
+    low, high = part
+    target, before, held, whole = sums
+    end = tl.maximum(top, last)
+    if (key == top + 1) & (end > top):
+        # Sums in another order might have said that the border is behind `first`.
+        low = tl.where(first > low, tl.maximum(low, top), -1)
+        high = first
+    else:
+        low = end
+        before += held
+        held = whole - before
+    if LAST:
+        first, last = low, high
+    else:
+        share = ((target - before) / held).to(tl.float32)
+        share = tl.minimum(tl.maximum(share, 0.0), 1.0)
+        top, first, last = proposed(row, low, high, share, by_mass, SAMPLE)
+    tl.store(state + LOW, low)
+    tl.store(state + HIGH, high)
+    store_split(state, -1, first, last)
 
 
 @triton.jit
-def borders(
+def _search(
+    row,
+    limits,
+    state,
+    kept_mass,
+    parts,
+    total,
+    LAST: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Looks for the border among the candidates: of top-k, then of top-p in what that leaves.
+
+    Returns:
+        The row's stage, border and room.
+    """
+    top_k, top_p = limits[0], limits[1]
+    masses, counts, candidates = parts
+    tiles = tl.arange(0, TILES)
+    middle_count = tl.sum(tl.load(counts + tiles), axis=0)
+    middle_mass = tl.sum(tl.load(masses + tiles), axis=0)
+    kept = tl.load(kept_mass)
+    if kept < 0.0:
+        kept = tl.sum(tl.load(masses + TILES + tiles), axis=0)
+    ends = tl.load(state + TOP), tl.load(state + FROM), tl.load(state + TO)
+    low, high = tl.load(state + LOW), tl.load(state + HIGH)
+    stage = tl.load(state + STAGE)
+    border, room = tl.load(state + BORDER), tl.load(state + ROOM)
+    ceiling = tl.maximum(ends[0], ends[2]) + 1
+    searching = stage < WEIGH
+    while searching:
+        by_mass = stage == FIND_TOP_P
+        target = tl.where(by_mass, top_p.to(tl.float64) * kept, top_k.to(tl.float64))
+        middle = tl.where(by_mass, middle_mass, middle_count.to(tl.float64))
+        key = _halved(candidates, total, ends[0], middle, ceiling, target, by_mass)
+        count, mass, ties = _sums_at(candidates, total, key)
+        before = tl.where(by_mass, mass, count.to(tl.float64))
+        if ties > 0:
+            behind_top = key > ends[0]
+            mass += tl.where(behind_top, middle_mass, 0.0)
+            weight = weights_of(key).to(tl.float64)
+            border, ceiling, high = key, key, key
+            low = low * 0 - 1
+            if by_mass:
+                room = _room(target - mass, weight, ties)
+                stage = stage * 0 + WEIGH
+            else:
+                room = top_k - count - tl.where(behind_top, middle_count, 0)
+                kept = mass + room.to(tl.float64) * weight
+                stage = tl.where(top_p < 1.0, FIND_TOP_P, WEIGH)
+            searching = stage < WEIGH
+        else:
+            sums = (target, before, middle, tl.where(by_mass, kept, row[1] + 0.0 * kept))
+            _miss(row, state, ends, (low, high), key, sums, by_mass, LAST, SAMPLE)
+            searching = searching & False
+    tl.store(kept_mass, kept)
+    return stage, border, room
+
+
+@triton.jit
+def _advance(
+    row,
+    limits,
+    state,
+    kept_mass,
+    parts,
+    LAST: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Does for a row what its split permits, and says how to split next; returns its stage."""
+    total = _gathered(parts, TILE, TILES)
+    top, first, last = tl.load(state + TOP), tl.load(state + FROM), tl.load(state + TO)
+    stage, border, room = _search(row, limits, state, kept_mass, parts, total, LAST, SAMPLE, TILES)
+    if stage == WEIGH:
+        least = min_p_border(limits[2])
+        room = tl.where(least <= border, 0, room)
+        border = tl.minimum(least, border)
+        end = tl.maximum(top, last)
+        if (border <= top) | ((border > first) & (border <= tl.where(room > 0, end, end + 1))):
+            _weigh_tiles(parts, border, border > top, TILE, TILES)
+            stage = stage * 0 + DONE
+        else:
+            tl.debug_barrier()  # all have read the present split
+            store_split(state, -1, border - 1, border)
+    tl.debug_barrier()
+    tl.store(state + STAGE, stage)
+    tl.store(state + BORDER, border)
+    tl.store(state + ROOM, room)
+    return stage
+
+
+@triton.jit
+def find_borders(
     logits,
     VOCAB: tl.constexpr,
     rows,
@@ -267,24 +304,40 @@ def borders(
     seat_words,
     best_in,
     scale_in,
-    border_out,
-    room_out,
+    states,
+    kept_masses,
+    masses,
+    counts,
     candidates,
-    LANES: tl.constexpr,
-    WIDTH: tl.constexpr,
+    LAST: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
 ):
-    """Border of each row that draws and has top-k or top-p, and the room at it.
+    """Finds each row's border, and the weight below it and tokens at it of each tile; or goes on.
 
-    `candidates` is int32 ``[rows, LANES * WIDTH]``. Grid (rows,).
+    Takes `split_tiles`' sums. Grid (rows,).
     """
     index = tl.program_id(0)
     scale = tl.load(scale_in + index)
     if scale > 0.0:
-        seat = tl.load(rows + SEAT_COLUMN * row_max + index)
-        top_k = tl.load(table + seat.to(tl.int64) * seat_words + TOP_K)
-        top_p = seat_float(table, seat_words, seat, TOP_P)
-        row = (logits + index.to(tl.int64) * VOCAB, VOCAB, tl.load(best_in + index), scale)
-        place = candidates + index.to(tl.int64) * (LANES * WIDTH)
-        border, room = _found(row, top_k, top_p, place, LANES, WIDTH)
-        tl.store(border_out + index, border)
-        tl.store(room_out + index, room)
+        state = states + index * STATE_WORDS
+        if tl.load(state + STAGE) != DONE:
+            seat = tl.load(rows + SEAT_COLUMN * row_max + index)
+            limits = (
+                tl.load(table + seat.to(tl.int64) * seat_words + TOP_K),
+                seat_float(table, seat_words, seat, TOP_P),
+                seat_float(table, seat_words, seat, MIN_P),
+            )
+            row = (logits + index.to(tl.int64) * VOCAB, VOCAB, tl.load(best_in + index), scale)
+            parts = parts_of(index, VOCAB, masses, counts, candidates, TILE, TILES)
+            kept_mass = kept_masses + index
+            again = True
+            while again:
+                stage = _advance(row, limits, state, kept_mass, parts, LAST, SAMPLE, TILE, TILES)
+                again = (stage != DONE) & LAST
+                if again:
+                    tl.debug_barrier()  # what one thread wrote, others read now
+                    for tile in range(tl.cdiv(VOCAB, TILE)):
+                        split(row, state, parts, tile, TILE, TILES)
+                    tl.debug_barrier()

@@ -2,7 +2,7 @@
 
 Owns the memory through which the kernels hand on; `sampler` owns the rules. Called by `cuda_step`.
 
-A greedy step runs two kernels; random rows add two, and truncated ones a third, in which greedy
+A greedy step runs two kernels; random rows add two, and truncated ones four more, in which greedy
 rows end at once. Biases and allowed lists are applied by `sampler.adjusted`, which makes a copy of
 the logits in float32: the only steps in which memory is taken while a graph is captured.
 """
@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from gapless.executor import border_kernel, sampling_kernels
+from gapless.executor import border_kernel, sampling_kernels, split_kernel
 from gapless.executor.sampler import adjusted
 from gapless.executor.seats import SeatCopy
 from gapless.protos.seats import SCRATCH_SEAT
@@ -23,9 +23,22 @@ from gapless.protos.slots import Features, Header
 
 TILE: Final = 4096
 """Tokens of a tile."""
-LANES: Final = 1024
-WIDTH: Final = 8
-"""Threads of a border's program, and the keys that each holds."""
+SAMPLE: Final = 4096
+"""Tokens from which a border is guessed."""
+ROUNDS: Final = 2
+"""Guesses of a border, before a row in which all missed is searched wherever it can be."""
+
+
+def tile_places(vocab_size: int, tile: int) -> int:
+    """Places for sums of tiles: a power of two, and more than one, as Triton wants it."""
+    places: int = triton.next_power_of_2(triton.cdiv(vocab_size, tile))
+    return max(2, places)
+
+
+def sample_size(vocab_size: int, sample: int) -> int:
+    """Tokens of a row's sample, a power of two: at most `sample`, and at most the row."""
+    row: int = triton.next_power_of_2(vocab_size // 2 + 1)
+    return min(sample, row)
 
 
 class CudaSampler:
@@ -39,23 +52,30 @@ class CudaSampler:
         device: torch.device,
         *,
         tile: int = TILE,
-        lanes: int = LANES,
+        sample: int = SAMPLE,
+        rounds: int = ROUNDS,
     ) -> None:
         self._seats = seats
         self._vocab_size = vocab_size
         self._tile = tile
-        self._lanes = lanes
+        self._sample = sample_size(vocab_size, sample)
+        self._rounds = rounds
         self._tile_count = triton.cdiv(vocab_size, tile)
+        self._tiles = tile_places(vocab_size, tile)
         tiles = (row_max, self._tile_count)
         self._tile_best = torch.empty(tiles, dtype=torch.float32, device=device)
         self._tile_tokens = torch.empty(tiles, dtype=torch.int32, device=device)
-        self._tile_masses = torch.empty(tiles, dtype=torch.float64, device=device)
-        self._tile_ties = torch.empty(tiles, dtype=torch.int32, device=device)
         self._best = torch.empty(row_max, dtype=torch.float32, device=device)
         self._scale = torch.empty(row_max, dtype=torch.float32, device=device)
-        self._border = torch.empty(row_max, dtype=torch.int32, device=device)
-        self._room = torch.empty(row_max, dtype=torch.int32, device=device)
-        self._candidates = torch.empty(row_max, lanes * WIDTH, dtype=torch.int32, device=device)
+        words = sampling_kernels.STATE_WORDS.value
+        self._states = torch.zeros(row_max, words, dtype=torch.int32, device=device)
+        self._kept_masses = torch.empty(row_max, dtype=torch.float64, device=device)
+        # Zero in the tiles behind the last.
+        self._masses = torch.zeros(row_max, 2, self._tiles, dtype=torch.float64, device=device)
+        self._counts = torch.zeros(row_max, 3, self._tiles, dtype=torch.int32, device=device)
+        self._candidates = torch.empty(
+            row_max, self._tile_count * tile, dtype=torch.float32, device=device
+        )
 
     def sample(
         self,
@@ -111,10 +131,9 @@ class CudaSampler:
             faults,
             self._best,
             self._scale,
-            self._border,
-            self._room,
+            self._states,
             random,
-            triton.next_power_of_2(self._tile_count),
+            self._tiles,
             num_warps=1,
         )
 
@@ -126,29 +145,42 @@ class CudaSampler:
         sampled: Tensor,
     ) -> None:
         """Replaces the greedy tokens of the rows that draw."""
-        row = (logits, self._vocab_size, *of_rows, self._best, self._scale, self._border)
+        row_count = len(logits)
+        row = (logits, self._vocab_size, *of_rows, self._best, self._scale, self._states)
         if truncated:
-            border_kernel.borders[(len(logits),)](
-                *row,
-                self._room,
-                self._candidates,
-                self._lanes,
-                WIDTH,
-                num_warps=max(self._lanes // 32, 1),
+            self._find_borders(row, row_count)
+        else:
+            sampling_kernels.weights_of_tiles[(self._tile_count, row_count)](
+                logits,
+                self._vocab_size,
+                self._best,
+                self._scale,
+                self._masses,
+                self._tile,
+                self._tiles,
             )
-        sampling_kernels.weights_of_tiles[(self._tile_count, len(logits))](
-            *row, self._tile_masses, self._tile_ties, self._tile
+        sampling_kernels.draw[(row_count,)](
+            *row, self._masses, self._counts, sampled, self._tile, self._tiles
         )
-        sampling_kernels.draw[(len(logits),)](
-            *row,
-            self._room,
-            self._tile_masses,
-            self._tile_ties,
-            self._tile_count,
-            sampled,
-            self._tile,
-            triton.next_power_of_2(self._tile_count),
-        )
+
+    def _find_borders(self, row: tuple[Tensor | int, ...], row_count: int) -> None:
+        """Borders of all rows, and the weights of tiles below them."""
+        split_kernel.propose[(row_count,)](*row, self._kept_masses, self._sample, num_warps=16)
+        parts = (self._masses, self._counts, self._candidates)
+        for number in range(self._rounds):
+            split_kernel.split_tiles[(self._tile_count, row_count)](
+                row[0], row[1], *row[-3:], *parts, self._tile, self._tiles
+            )
+            border_kernel.find_borders[(row_count,)](
+                *row,
+                self._kept_masses,
+                *parts,
+                number == self._rounds - 1,
+                self._sample,
+                self._tile,
+                self._tiles,
+                num_warps=16,
+            )
 
     def _adjusted(self, logits: Tensor, header: Tensor, rows: Tensor, features: Features) -> Tensor:
         """Logits in float32 with biases and lists applied; NaN in the rows that were not finite."""

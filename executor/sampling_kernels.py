@@ -27,30 +27,46 @@ RESULT_COLUMN = tl.constexpr(5)
 """Columns of a slot's rows."""
 ROW_COUNT = tl.constexpr(int(Header.ROW_COUNT))
 TEMPERATURE = tl.constexpr(seats.TEMPERATURE)
-MIN_P = tl.constexpr(seats.MIN_P)
 SEED_LOW = tl.constexpr(seats.SEED_LOW)
 SEED_HIGH = tl.constexpr(seats.SEED_HIGH)
 GREEDY_BELOW = tl.constexpr(GREEDY_TEMPERATURE)
 SCALE = tl.constexpr(LOG2_E)
 INFINITE_KEY = tl.constexpr(0x7F800000)
-NO_KEY = tl.constexpr(0x7FFFFFFF)
-"""Behind the row's end; above every border."""
+BEHIND = tl.constexpr(0x7FFFFFFF)
+"""Above every key."""
+STATE_WORDS = tl.constexpr(8)
+BORDER = tl.constexpr(0)
+ROOM = tl.constexpr(1)
+"""Words of a row's state, int32; the others are `border_kernel`'s."""
 
 
 @triton.jit
-def keys_of(logits, ids, VOCAB: tl.constexpr, best, scale):
-    """Keys of the tokens `ids` of the row that `logits` points to."""
-    inside = ids < VOCAB
-    values = tl.load(logits + ids, mask=inside, other=0.0).to(tl.float32)
-    distances = tl.abs((best - values) * scale)  # not less than 0, but -0.0 - 0.0 is -0.0
-    return tl.where(inside, distances.to(tl.int32, bitcast=True), NO_KEY)
+def distances_of(logits, ids, VOCAB: tl.constexpr, best, scale):
+    """Distances of the tokens `ids` of the row that `logits` points to; infinite behind its end."""
+    values = tl.load(logits + ids, mask=ids < VOCAB, other=-float("inf")).to(tl.float32)
+    return (best - values) * scale
+
+
+@triton.jit
+def keys_of(distances):
+    """Keys in int32."""
+    return tl.abs(distances).to(tl.int32, bitcast=True)  # as -0.0 - 0.0 is -0.0
 
 
 @triton.jit
 def weights_of(keys):
-    """Weights in float32; 0 for NO_KEY."""
-    distances = tl.where(keys == NO_KEY, INFINITE_KEY, keys).to(tl.float32, bitcast=True)
-    return tl.exp2(-distances)
+    """Weights in float32."""
+    return tl.exp2(-keys.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def doubles_of(weights):
+    """Float64 of what is not negative, by its bits: the units that convert are few, and busy.
+
+    0 becomes 2**-127.
+    """
+    bits = weights.to(tl.int32, bitcast=True).to(tl.int64)
+    return ((bits << 29) + ((1023 - 127) << 52)).to(tl.float64, bitcast=True)
 
 
 @triton.jit
@@ -90,8 +106,7 @@ def best_of_rows(
     faults,
     best_out,
     scale_out,
-    border_out,
-    room_out,
+    states,
     RANDOM: tl.constexpr,
     TILES: tl.constexpr,
 ):
@@ -117,26 +132,21 @@ def best_of_rows(
         divisor = tl.where(draws, temperature, 1.0)
         tl.store(best_out + row, best)
         tl.store(scale_out + row, tl.where(draws, tl.div_rn(SCALE + 0.0 * divisor, divisor), 0.0))
-        tl.store(border_out + row, INFINITE_KEY)
-        tl.store(room_out + row, 0)
+        tl.store(states + row * STATE_WORDS + BORDER, INFINITE_KEY)
+        tl.store(states + row * STATE_WORDS + ROOM, 0)
 
 
 @triton.jit
 def weights_of_tiles(
     logits,
     VOCAB: tl.constexpr,
-    rows,
-    row_max,
-    table,
-    seat_words,
     best_in,
     scale_in,
-    border_in,
     masses,
-    tie_counts,
     TILE: tl.constexpr,
+    TILES: tl.constexpr,
 ):
-    """For each tile the weight below the border, and how many tokens stand at it.
+    """The weight of each tile, of rows without a border; to ``[rows, 2, TILES]``.
 
     Grid (tiles, rows).
     """
@@ -146,34 +156,24 @@ def weights_of_tiles(
     if scale > 0.0:
         ids = tile * TILE + tl.arange(0, TILE)
         place = logits + row.to(tl.int64) * VOCAB
-        keys = keys_of(place, ids, VOCAB, tl.load(best_in + row), scale)
-        border = tl.load(border_in + row)
-        min_p = seat_float(table, seat_words, tl.load(rows + SEAT_COLUMN * row_max + row), MIN_P)
-        weights = weights_of(keys)
-        kept = (keys < border) & (weights >= min_p)
-        mass = tl.sum(tl.where(kept, weights, 0.0).to(tl.float64), axis=0)
-        tl.store(masses + row * tl.num_programs(0) + tile, mass)
-        ties = tl.sum((keys == border).to(tl.int32), axis=0)
-        tl.store(tie_counts + row * tl.num_programs(0) + tile, ties)
+        weights = tl.exp2(-distances_of(place, ids, VOCAB, tl.load(best_in + row), scale))
+        tl.store(masses + row * 2 * TILES + tile, tl.sum(doubles_of(weights), axis=0))
 
 
 @triton.jit
-def _drawn_tile(masses, tie_counts, tile_count, room, at_border, share, TILES: tl.constexpr):
+def _drawn_tile(mass, ties, tile_count, room, at_border, share, TILES: tl.constexpr):
     """The tile in which the row's weight reaches its `share`.
 
-    `at_border` is the weight of a token at the border, of which the row has `room`.
+    `mass` is each tile's weight below the border, `ties` the number of its tokens at it; they
+    weigh `at_border` each, and the row has `room` for so many.
 
     Returns:
         The tile, its room at the border, and the weight to be reached in it.
     """
     tiles = tl.arange(0, TILES)
-    inside = tiles < tile_count
-    counts = tl.load(tie_counts + tiles, mask=inside, other=0)
-    rooms = room - (tl.cumsum(counts, axis=0) - counts)
-    rooms = tl.minimum(tl.maximum(rooms, 0), counts)
-    mass = tl.load(masses + tiles, mask=inside, other=0.0)
-    mass += rooms.to(tl.float64) * at_border.to(tl.float64)
-    ends = tl.cumsum(mass, axis=0)
+    rooms = room - (tl.cumsum(ties, axis=0) - ties)
+    rooms = tl.minimum(tl.maximum(rooms, 0), ties)
+    ends = tl.cumsum(mass + rooms.to(tl.float64) * at_border.to(tl.float64), axis=0)
     target = share * tl.max(ends, axis=0)
     tile = tl.minimum(tl.sum((ends <= target).to(tl.int32), axis=0), tile_count - 1)
     before = tl.sum(tl.where(tiles == tile - 1, ends, 0.0), axis=0)
@@ -190,11 +190,9 @@ def draw(
     seat_words,
     best_in,
     scale_in,
-    border_in,
-    room_in,
+    states,
     masses,
     tie_counts,
-    tile_count,
     sampled,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
@@ -207,30 +205,24 @@ def draw(
     scale = tl.load(scale_in + row)
     if scale > 0.0:
         seat = tl.load(rows + SEAT_COLUMN * row_max + row)
-        min_p = seat_float(table, seat_words, seat, MIN_P)
-        border = tl.load(border_in + row)
-        at_border = weights_of(border)
-        at_border = tl.where(at_border >= min_p, at_border, 0.0)
+        border = tl.load(states + row * STATE_WORDS + BORDER)
         position = tl.load(rows + CONTEXT_COLUMN * row_max + row)
-        share = uniform(table, seat_words, seat, position)
-        places = row * tile_count
+        tiles = tl.arange(0, TILES)
         tile, room, target = _drawn_tile(
-            masses + places,
-            tie_counts + places,
-            tile_count,
-            tl.load(room_in + row),
-            at_border,
-            share,
+            tl.load(masses + row * 2 * TILES + tiles),
+            tl.load(tie_counts + row * 3 * TILES + tiles),
+            tl.cdiv(VOCAB, TILE),
+            tl.load(states + row * STATE_WORDS + ROOM),
+            weights_of(border),
+            uniform(table, seat_words, seat, position),
             TILES,
         )
         ids = tile * TILE + tl.arange(0, TILE)
         place = logits + row.to(tl.int64) * VOCAB
-        keys = keys_of(place, ids, VOCAB, tl.load(best_in + row), scale)
-        weights = weights_of(keys)
+        keys = keys_of(distances_of(place, ids, VOCAB, tl.load(best_in + row), scale))
         ties = keys == border
         ranks = tl.cumsum(ties.to(tl.int32), axis=0)
-        kept = (keys < border) | (ties & (ranks <= room))
-        weights = tl.where(kept & (weights >= min_p), weights, 0.0)
+        weights = tl.where((keys < border) | (ties & (ranks <= room)), weights_of(keys), 0.0)
         found = (tl.cumsum(weights.to(tl.float64), axis=0) > target) & (weights > 0.0)
         token = tl.min(tl.where(found, ids, VOCAB), axis=0)
         # Sums rounded in another order might leave nothing: then the best stays.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gapless.executor.cuda_sampler import LANES, TILE, CudaSampler
+from gapless.executor.cuda_sampler import ROUNDS, SAMPLE, TILE, CudaSampler
 from gapless.executor.sampler import SampleRows, sample
 from gapless.executor.seats import SeatCopy
 from gapless.protos.sampling import Sampling
@@ -38,7 +38,8 @@ class Table:
         device: torch.device,
         *,
         tile: int = TILE,
-        lanes: int = LANES,
+        sample: int = SAMPLE,
+        rounds: int = ROUNDS,
     ) -> None:
         self.row_count = len(samplings)
         self._row_max = self.row_count + 3
@@ -47,7 +48,13 @@ class Table:
         for index, sampling in enumerate(samplings):
             self._seats.apply(seat_words(self._seats.layout, 1 + index, [1], sampling))
         self._sampler = CudaSampler(
-            self._seats, self._row_max, vocab_size, device, tile=tile, lanes=lanes
+            self._seats,
+            self._row_max,
+            vocab_size,
+            device,
+            tile=tile,
+            sample=sample,
+            rounds=rounds,
         )
         self._header = torch.zeros(HEADER_WORDS, dtype=torch.int64, device=device)
         self._header[Header.ROW_COUNT] = self.row_count

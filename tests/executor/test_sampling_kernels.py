@@ -7,6 +7,9 @@ few lanes; tests/gpu compares them at full size.
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -24,14 +27,16 @@ from tests.executor.drawing import EVERYTHING, Table
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCAB_SIZE = 700
 TILE = 256
-LANES = 32
-"""So a row has three tiles, and 256 candidates are fewer than its tokens."""
+SAMPLE = 64
+"""So a row has three tiles, and guesses of borders miss now and then."""
 TRUNCATED = Features.RANDOM | Features.TRUNCATED
 GREEDY = Sampling(temperature=0.0)
 
 
-def table(*samplings: Sampling, vocab_size: int = VOCAB_SIZE) -> Table:
-    found = Table(samplings, vocab_size, DEVICE, tile=TILE, lanes=LANES)
+def table(
+    *samplings: Sampling, vocab_size: int = VOCAB_SIZE, sample: int = SAMPLE, rounds: int = 2
+) -> Table:
+    found = Table(samplings, vocab_size, DEVICE, tile=TILE, sample=sample, rounds=rounds)
     found.place(range(3, 3 + len(samplings)))
     return found
 
@@ -71,6 +76,57 @@ def test_kernels_draw_what_torch_draws(kind: str) -> None:
     rows = table(*SAMPLINGS)
     logits = logits_of_kind(kind, len(SAMPLINGS) + 2)
     assert rows.by_kernels(logits, TRUNCATED) == rows.by_torch(logits, TRUNCATED)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("offset", [30.0, -30.0])
+@pytest.mark.parametrize("kind", ["float32", "ties"])
+def test_borders_that_are_guessed_wrong_are_found(kind: str, offset: float, rounds: int) -> None:
+    rows = table(*SAMPLINGS, rounds=rounds)
+    logits = logits_of_kind(kind, len(SAMPLINGS)).float()
+    sampled = torch.arange(SAMPLE)
+    # Runs of four at equal distances: all that is sampled is unlike the rest.
+    logits[:, sampled // 4 * (4 * (VOCAB_SIZE // SAMPLE)) + sampled % 4] += offset
+    assert rows.by_kernels(logits, TRUNCATED) == rows.by_torch(logits, TRUNCATED)
+
+
+def test_most_candidates_in_one_tile_and_more_than_are_looked_at_together() -> None:
+    vocab_size = 6000
+    rows = Table(SAMPLINGS, vocab_size, DEVICE, tile=4096, sample=128)
+    rows.place(range(len(SAMPLINGS)))
+    generator = torch.Generator().manual_seed(8)
+    logits = torch.randn(len(SAMPLINGS), vocab_size, generator=generator).to(DEVICE)
+    logits[:, :3000] = logits[:, :3000].round() + 1.0
+    assert rows.by_kernels(logits, TRUNCATED) == rows.by_torch(logits, TRUNCATED)
+
+
+@pytest.mark.parametrize("levels", [4, 16])
+def test_a_border_right_behind_the_top(levels: int) -> None:
+    # Top-k is found in the first bracket, and top-p before it; few distinct logits lie between.
+    vocab_size = 6000
+    samplings = [Sampling(top_k=2000 + 150 * row, top_p=0.9, seed=row) for row in range(12)]
+    rows = Table(samplings, vocab_size, DEVICE, tile=4096, sample=1024)
+    rows.place(range(len(samplings)))
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(len(samplings), vocab_size, generator=generator).to(DEVICE) * levels
+    logits = logits.round() / levels
+    assert rows.by_kernels(logits, TRUNCATED) == rows.by_torch(logits, TRUNCATED)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the kernels are compiled for this GPU anyway"
+)
+def test_the_kernels_compile_for_hopper() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.executor.compile_sampling"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("compiled") == 8
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)

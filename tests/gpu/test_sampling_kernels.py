@@ -37,6 +37,8 @@ def logits_of_kind(kind: str) -> Tensor:
     values = torch.randn(ROW_COUNT, VOCAB_SIZE, device="cuda", generator=generator)
     if kind == "peaked":
         values[:, 40_000:40_020] += 12.0
+    if kind == "skew":  # likely tokens have low ids, as in real vocabularies
+        values -= torch.arange(300, 300 + VOCAB_SIZE, device="cuda").log()
     if kind == "ties":
         values = values.round()
     return values if kind == "float32" else values.bfloat16()
@@ -50,7 +52,7 @@ def many(samplings: Sequence[Sampling]) -> list[Sampling]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "float32"])
+@pytest.mark.parametrize("kind", ["flat", "peaked", "skew", "ties", "float32"])
 @pytest.mark.parametrize("mix", MIXES)
 def test_kernels_draw_what_torch_draws(mix: str, kind: str) -> None:
     from tests.executor.drawing import Table

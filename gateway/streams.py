@@ -11,6 +11,9 @@ the scheduler, a dictionary look-up and an append a token, at most one wake-up a
 takes its tokens when its client can take them; what waits meanwhile is its log, which is bounded by
 max_new_tokens, and nothing else.
 
+First tokens and ends are told at once, later tokens in `Turns`: a step brings a token to every
+stream, and what their writes take together is milliseconds, in which nothing else would happen.
+
 Must not know: text, gRPC, validation. Written by the link, read by the task of each stream.
 """
 
@@ -19,7 +22,9 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -37,6 +42,37 @@ from gapless.protos.messages import (
     Update,
 )
 
+WAKES_PER_TURN: Final = 2
+"""Streams that one turn of the event loop wakes. More turns cost little: gRPC has one for each
+message anyway."""
+
+
+class Turns:
+    """Streams with something to send, woken a few in each turn of the event loop.
+
+    A request that comes, and each of the writes before a first token, so waits for the writes of a
+    few streams, and not for those of all.
+    """
+
+    __slots__ = ("_due", "_loop")
+
+    def __init__(self) -> None:
+        self._due: deque[Stream] = deque()
+        self._loop = asyncio.get_running_loop()
+
+    def add(self, stream: Stream) -> None:
+        """Its turn comes after those who are here already."""
+        if not self._due:
+            self._loop.call_soon(self._wake)
+        self._due.append(stream)
+
+    def _wake(self) -> None:
+        due = self._due
+        for _ in range(min(WAKES_PER_TURN, len(due))):
+            due.popleft().wake()
+        if due:
+            self._loop.call_soon(self._wake)
+
 
 class Stream:
     """One candidate's way from its submission to its end. One task waits on it at a time."""
@@ -46,7 +82,9 @@ class Stream:
         "_flush_interval_s",
         "_loop",
         "_timer",
+        "_turns",
         "_waiter",
+        "_wake_comes",
         "admitted",
         "finished",
         "handle",
@@ -60,7 +98,9 @@ class Stream:
         "write_since_s",
     )
 
-    def __init__(self, handle: Handle, tokens_max: int, flush_interval_s: float) -> None:
+    def __init__(
+        self, handle: Handle, tokens_max: int, flush_interval_s: float, turns: Turns
+    ) -> None:
         self.handle = handle
         self.tokens = array("i")
         self.tokens_max = tokens_max
@@ -76,6 +116,9 @@ class Stream:
         self.too_slow = False
         self._flush_interval_s = flush_interval_s
         self._due_s = 0.0
+        self._turns = turns
+        self._wake_comes = False
+        """Whether a timer runs for it or its turn will come."""
         # Kept, as asking for it costs a system call on Python 3.11.
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
@@ -109,9 +152,7 @@ class Stream:
 
     def wake(self) -> None:
         """Lets the waiting task look again."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.close()
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
@@ -119,24 +160,29 @@ class Stream:
                 waiter.set_result(None)
 
     def wake_when_due(self, now_s: float) -> None:
-        """The same, but not before the next delta may go."""
-        if self._waiter is None or self._timer is not None:
+        """The same, in its turn and not before the next delta may go; at once for the first."""
+        if self._waiter is None or self._wake_comes:
             return
-        if now_s >= self._due_s:
+        if not self.taken:
             self.wake()
+        elif now_s >= self._due_s:
+            self._wake_comes = True
+            self._turns.add(self)
         else:
             self._set_timer()
 
     def close(self) -> None:
-        """Its task is done with it."""
+        """No timer runs for it any more."""
+        self._wake_comes = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _set_timer(self) -> None:
-        if self._timer is None:
+        if not self._wake_comes:
+            self._wake_comes = True
             delay_s = max(0.0, self._due_s - time.monotonic())
-            self._timer = self._loop.call_later(delay_s, self.wake)
+            self._timer = self._loop.call_later(delay_s, self._turns.add, self)
 
     def _wait(self) -> asyncio.Future[None]:
         """Done at the next `wake`."""
@@ -154,6 +200,7 @@ class Streams:
         self._live: dict[int, Stream] = {}
         self._next_handle = 0
         self._lost = False
+        self._turns = Turns()
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
 
@@ -172,7 +219,8 @@ class Streams:
         """Submits a request; its stream belongs to the current task. Raises Failure."""
         if self._lost:
             raise scheduler_lost()
-        stream = Stream(submit.handle, submit.stopping.max_new_tokens, flush_interval_s)
+        tokens_max = submit.stopping.max_new_tokens
+        stream = Stream(submit.handle, tokens_max, flush_interval_s, self._turns)
         self._live[submit.handle] = stream
         self._idle.clear()
         self._send(submit)

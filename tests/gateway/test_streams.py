@@ -8,7 +8,7 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapless.gateway.streams import Stream, Streams
+from gapless.gateway.streams import WAKES_PER_TURN, Stream, Streams
 from gapless.protos.messages import (
     Admitted,
     Cancel,
@@ -101,6 +101,42 @@ def test_burst_wakes_a_stream_once() -> None:
         streams.apply(update([(stream.handle, 7)] * 2, finished(stream, 10)))
         await reader
         assert rounds == [5, 5]
+
+    asyncio.run(scenario())
+
+
+def test_first_token_goes_first_and_the_others_in_turns() -> None:
+    """What a step brings is written over many turns of the loop, so that no turn takes long."""
+
+    async def scenario() -> None:
+        streams = Streams(lambda word: None, slow_consumer_s=30.0)
+        old = [opened(streams) for _ in range(5 * WAKES_PER_TURN)]
+        streams.apply(update([(stream.handle, 1) for stream in old]))
+        woken: list[Stream] = []
+
+        async def read(stream: Stream) -> None:
+            while True:
+                await stream.wait_due()
+                stream.take(100)
+                woken.append(stream)
+
+        readers = [asyncio.create_task(read(stream)) for stream in old]
+        await asyncio.sleep(0)
+        new = opened(streams)
+        readers.append(asyncio.create_task(read(new)))
+        await asyncio.sleep(0)
+        woken.clear()
+        streams.apply(update([(stream.handle, 2) for stream in (*old, new)]))
+        counts = []
+        while len(woken) <= len(old):
+            before = len(woken)
+            await asyncio.sleep(0)
+            counts.append(len(woken) - before)
+        assert woken == [new, *old]
+        assert max(counts) <= WAKES_PER_TURN
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
 
     asyncio.run(scenario())
 

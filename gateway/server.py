@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any, Final
 
 import grpc
@@ -58,7 +59,7 @@ class Gateway:
         self.link = Link(
             config.run_folder,
             hello,
-            on_update=lambda update: self.streams.apply(update),
+            on_update=lambda update: self.streams.apply(update, time.monotonic()),
             on_state=self._take_state,
             on_welcome=self._take_welcome,
             on_lost=self._take_loss,

@@ -13,6 +13,8 @@ max_new_tokens, and nothing else.
 
 First tokens and ends are told at once, later tokens in `Turns`: a step brings a token to every
 stream, and what their writes take together is milliseconds, in which nothing else would happen.
+Within the flush interval tokens wait for the next ones: a delta goes out with the first update
+after the interval. If none comes a timer sends what waits, after the interval once more.
 
 Must not know: text, gRPC, validation. Written by the link, read by the task of each stream.
 """
@@ -78,13 +80,14 @@ class Stream:
     """One candidate's way from its submission to its end. One task waits on it at a time."""
 
     __slots__ = (
+        "_came_s",
         "_due_s",
         "_flush_interval_s",
+        "_in_turns",
         "_loop",
         "_timer",
         "_turns",
         "_waiter",
-        "_wake_comes",
         "admitted",
         "finished",
         "handle",
@@ -115,10 +118,11 @@ class Stream:
         """Since when a write waits for the client; None if none does."""
         self.too_slow = False
         self._flush_interval_s = flush_interval_s
+        self._came_s = 0.0
+        """When its newest token came."""
         self._due_s = 0.0
         self._turns = turns
-        self._wake_comes = False
-        """Whether a timer runs for it or its turn will come."""
+        self._in_turns = False
         # Kept, as asking for it costs a system call on Python 3.11.
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
@@ -136,18 +140,18 @@ class Stream:
 
     async def wait_due(self) -> None:
         """Returns when there is something to send now: the end, or tokens not too soon."""
-        while not self.ended:
-            if len(self.tokens) > self.taken:
-                if time.monotonic() >= self._due_s:
-                    return
-                self._set_timer()
+        waits = len(self.tokens) > self.taken and not self.ended
+        if waits and time.monotonic() < self._due_s:
+            self._set_timer()
+            await self._wait()
+        while len(self.tokens) == self.taken and not self.ended:
             await self._wait()
 
     def take(self, tokens_max: int) -> Sequence[int]:
         """The tokens that came since, at most `tokens_max`. The next ones are due in a while."""
         tokens = self.tokens[self.taken : self.taken + tokens_max]
         self.taken += len(tokens)
-        self._due_s = time.monotonic() + self._flush_interval_s
+        self._due_s = self._came_s + self._flush_interval_s
         return tokens
 
     def wake(self) -> None:
@@ -160,29 +164,33 @@ class Stream:
                 waiter.set_result(None)
 
     def wake_when_due(self, now_s: float) -> None:
-        """The same, in its turn and not before the next delta may go; at once for the first."""
-        if self._waiter is None or self._wake_comes:
+        """A token came: the same, in its turn and if a delta may go; at once for the first."""
+        self._came_s = now_s
+        if self._waiter is None or self._in_turns:
             return
         if not self.taken:
             self.wake()
         elif now_s >= self._due_s:
-            self._wake_comes = True
-            self._turns.add(self)
+            self._take_turn()
         else:
             self._set_timer()
 
     def close(self) -> None:
         """No timer runs for it any more."""
-        self._wake_comes = False
+        self._in_turns = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
+    def _take_turn(self) -> None:
+        self._in_turns = True
+        self._turns.add(self)
+
     def _set_timer(self) -> None:
-        if not self._wake_comes:
-            self._wake_comes = True
-            delay_s = max(0.0, self._due_s - time.monotonic())
-            self._timer = self._loop.call_later(delay_s, self._turns.add, self)
+        """For when no further token comes."""
+        if self._timer is None:
+            wait_s = self._due_s + self._flush_interval_s - time.monotonic()
+            self._timer = self._loop.call_later(max(0.0, wait_s), self._take_turn)
 
     def _wait(self) -> asyncio.Future[None]:
         """Done at the next `wake`."""
@@ -236,10 +244,9 @@ class Streams:
         if not self._live:
             self._idle.set()
 
-    def apply(self, update: Update) -> None:
+    def apply(self, update: Update, now_s: float) -> None:
         """Fills the logs with what an update brings, then ends what ended. Cheap: see module."""
         live = self._live
-        now_s = time.monotonic()
         if update.handles:
             handles = np.frombuffer(update.handles, dtype="<i8").tolist()
             tokens = np.frombuffer(update.tokens, dtype="<i4").tolist()

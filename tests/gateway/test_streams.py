@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 
 from hypothesis import given, settings
@@ -24,6 +25,8 @@ from gapless.protos.messages import (
 )
 from gapless.protos.reasons import Reason
 from gapless.protos.sampling import Sampling
+
+NOW_S = 1000.0
 
 
 def opened(streams: Streams, tokens_max: int = 1000, flush_interval_s: float = 0.0) -> Stream:
@@ -67,12 +70,12 @@ def test_every_token_arrives_once_and_in_order(
 
         readers = [asyncio.create_task(read(stream)) for stream in logs.values()]
         for index, batch in enumerate(batches):
-            streams.apply(update(batch))
+            streams.apply(update(batch), NOW_S)
             if index % 2:
                 await asyncio.sleep(0)
         sent = [pair for batch in batches for pair in batch]
         for stream in logs.values():
-            streams.apply(update([], finished(stream, len(stream.tokens))))
+            streams.apply(update([], finished(stream, len(stream.tokens))), NOW_S)
         await asyncio.gather(*readers)
         for handle, tokens in got.items():
             assert tokens == [token for to, token in sent if to == handle]
@@ -94,11 +97,11 @@ def test_burst_wakes_a_stream_once() -> None:
 
         reader = asyncio.create_task(read())
         await asyncio.sleep(0)
-        streams.apply(update([(stream.handle, 7)] * 5, Admitted(stream.handle)))
+        streams.apply(update([(stream.handle, 7)] * 5, Admitted(stream.handle)), NOW_S)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        streams.apply(update([(stream.handle, 7)] * 3))
-        streams.apply(update([(stream.handle, 7)] * 2, finished(stream, 10)))
+        streams.apply(update([(stream.handle, 7)] * 3), NOW_S)
+        streams.apply(update([(stream.handle, 7)] * 2, finished(stream, 10)), NOW_S)
         await reader
         assert rounds == [5, 5]
 
@@ -111,7 +114,7 @@ def test_first_token_goes_first_and_the_others_in_turns() -> None:
     async def scenario() -> None:
         streams = Streams(lambda word: None, slow_consumer_s=30.0)
         old = [opened(streams) for _ in range(5 * WAKES_PER_TURN)]
-        streams.apply(update([(stream.handle, 1) for stream in old]))
+        streams.apply(update([(stream.handle, 1) for stream in old]), NOW_S)
         woken: list[Stream] = []
 
         async def read(stream: Stream) -> None:
@@ -126,7 +129,7 @@ def test_first_token_goes_first_and_the_others_in_turns() -> None:
         readers.append(asyncio.create_task(read(new)))
         await asyncio.sleep(0)
         woken.clear()
-        streams.apply(update([(stream.handle, 2) for stream in (*old, new)]))
+        streams.apply(update([(stream.handle, 2) for stream in (*old, new)]), NOW_S)
         counts = []
         while len(woken) <= len(old):
             before = len(woken)
@@ -141,20 +144,46 @@ def test_first_token_goes_first_and_the_others_in_turns() -> None:
     asyncio.run(scenario())
 
 
+def test_tokens_wait_for_the_first_update_after_the_flush_interval() -> None:
+    async def scenario() -> None:
+        streams = Streams(lambda word: None, slow_consumer_s=30.0)
+        stream = opened(streams, flush_interval_s=1000.0)
+        begin_s = time.monotonic()
+        rounds: list[tuple[int, int]] = []
+
+        async def read() -> None:
+            while not stream.ended:
+                await stream.wait_due()
+                rounds.append((number, len(stream.take(100))))
+
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        for number in range(6):
+            streams.apply(update([(stream.handle, 7)]), begin_s + 400.0 * number)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        assert rounds == [(0, 1), (3, 3)]
+        streams.apply(update([], finished(stream, 6)), begin_s)
+        await reader
+        assert rounds[2:] == [(5, 2)]
+
+    asyncio.run(scenario())
+
+
 def test_closing_tells_the_scheduler_only_of_what_lives() -> None:
     async def scenario() -> None:
         words: list[GatewayWord] = []
         streams = Streams(words.append, slow_consumer_s=30.0)
         lives, ended, failed = (opened(streams) for _ in range(3))
-        streams.apply(update([], finished(ended, 0)))
-        streams.apply(update([], Failed(failed.handle, Reason.QUEUE_FULL, "full")))
+        streams.apply(update([], finished(ended, 0)), NOW_S)
+        streams.apply(update([], Failed(failed.handle, Reason.QUEUE_FULL, "full")), NOW_S)
         assert failed.refused is not None
         words.clear()
         for stream in (lives, ended, failed, lives):
             streams.close(stream, CancelCause.CLIENT)
         assert words == [Cancel((lives.handle,), CancelCause.CLIENT)]
         assert len(streams) == 0
-        streams.apply(update([(lives.handle, 1)], finished(lives, 1)))
+        streams.apply(update([(lives.handle, 1)], finished(lives, 1)), NOW_S)
         await streams.wait_idle()
 
     asyncio.run(scenario())

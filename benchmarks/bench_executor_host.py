@@ -1,7 +1,7 @@
 """Microseconds a step of the executor's host: ``python -m benchmarks.bench_executor_host``.
 
 Steady decode of a CUDA device whose graphs hold nothing but the two stamps. Real are the slots, the
-checks, the order of calls, the watcher thread and the hand-over to the I/O thread. Without a GPU,
+checks, the order of calls, the watcher thread and the hand-over to it and back. Without a GPU,
 streams, events, graphs and FlashInfer's planner are stand-ins that do nothing: what is left is the
 Python between a word and the driver.
 
@@ -74,6 +74,9 @@ class _Stream:
     def wait_event(self, _: _Stream) -> None: ...
     def wait_stream(self, _: _Stream) -> None: ...
     def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        return True
+
     def replay(self) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...
@@ -200,6 +203,7 @@ class Bench:
         began = time.perf_counter_ns()
         self.device.accept(step)
         accepted = time.perf_counter_ns()
+        assert self.device.may_sleep()
         select.select([self.device.wakeup], [], [])
         woken = time.perf_counter_ns()
         assert self.device.finished() == (step,), step

@@ -1,8 +1,8 @@
-"""The device with a GPU: three streams, events between them, graphs, and a watcher thread.
+"""The device with a GPU: three streams, events between them, and graphs.
 
 Owns the streams, the events, the pinned mappings and the order in which things are enqueued; see
-`device` for the stages. What a step computes is `cuda_step`'s business. The I/O thread enqueues a
-whole step in `accept` and waits for nothing; the watcher thread alone waits, for results.
+`device` for the stages. What a step computes is `cuda_step`'s business, who waits for it the
+`watcher`'s. All is done by the I/O thread, which enqueues a whole step in `accept`.
 
 Why no slot is written too early: a frame for step N+2 comes only after the result of step N was
 reported, that is, after everything that reads or writes slot N % 2 has ended.
@@ -13,10 +13,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +23,8 @@ import torch
 from torch import Tensor
 
 from gapless.executor.cuda_step import STAMP_COUNT, CudaStep
-from gapless.executor.device import Device, Landings, Regions, check_carry
+from gapless.executor.device import Device, Regions, check_carry
+from gapless.executor.watcher import Watcher
 from gapless.protos.messages import Epoch, StepNumber
 from gapless.protos.seats import Int32s
 from gapless.protos.slots import SLOT_COUNT, Features, Frame, Int64s, Result
@@ -45,7 +45,9 @@ class CudaError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Pending:
+class _Flight:
+    """A step that was accepted and has not landed."""
+
     step: StepNumber
     row_count: int
     accepted_ns: int
@@ -90,8 +92,11 @@ class _Slot:
 class CudaDevice(Device):
     """Runs steps on one GPU."""
 
-    def __init__(self, epoch: Epoch, regions: Regions, step: CudaStep) -> None:
-        """Pins the regions and captures the first graphs; takes seconds."""
+    def __init__(self, epoch: Epoch, regions: Regions, step: CudaStep, core_count: int = 1) -> None:
+        """Pins the regions and captures the first graphs; takes seconds.
+
+        `core_count`: what the process may use, see `protos.wakeful`.
+        """
         self._epoch = epoch
         self._regions = regions
         self._step = step
@@ -101,23 +106,20 @@ class CudaDevice(Device):
         self._d2h = torch.cuda.Stream()
         self._pinned = _Pinned()
         self._slots = tuple(self._map_slot(slot) for slot in range(SLOT_COUNT))
-        self._in_flight = 0
+        self._flights: deque[_Flight] = deque()
         self._last_step: StepNumber | None = None
         self._last_row_count: int | None = None
-        self._pending: SimpleQueue[_Pending | None] = SimpleQueue()
-        self._landings = Landings()
         self._capture_at_start()
         self._clock_offset_ns = _clock_offset_ns(step.slots[0].stamps)
-        self._thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
-        self._thread.start()
+        self._watcher = Watcher(core_count)
 
     @property
     def wakeup(self) -> int:
-        return self._landings.wakeup
+        return self._watcher.wakeup
 
     @property
     def in_flight(self) -> int:
-        return self._in_flight
+        return len(self._flights)
 
     # ---------------------------------------------------------------- start
 
@@ -170,7 +172,7 @@ class CudaDevice(Device):
 
     def accept(self, step: StepNumber) -> None:
         slot_index = step % SLOT_COUNT
-        assert self._in_flight < SLOT_COUNT, f"step {step} is a third one in flight"
+        assert self.in_flight < SLOT_COUNT, f"step {step} is a third one in flight"
         assert self._last_step in (None, step - 1), f"step {step} follows {self._last_step}"
         frame = self._regions.frames.read(self._epoch, step)
         frame.check()
@@ -193,8 +195,7 @@ class CudaDevice(Device):
         slot.landing.copy_(slot.results, non_blocking=True)
         slot.landed.record(self._d2h)
         self._last_step, self._last_row_count = step, frame.row_count
-        self._in_flight += 1
-        self._pending.put(_Pending(step, frame.row_count, accepted_ns))
+        self._flights.append(_Flight(step, frame.row_count, accepted_ns))
 
     def _make_ready(self, frame: Frame) -> None:
         """Captures the graphs of a shape that is new; takes some ten milliseconds, once."""
@@ -206,47 +207,48 @@ class CudaDevice(Device):
         # Warm-up clears the slot's header on the compute stream; the upload comes after it.
         self._h2d.wait_stream(self._compute)
 
+    def may_sleep(self) -> bool:
+        if not self._flights:
+            return True
+        step = self._flights[0].step
+        return self._watcher.may_sleep(step, self._slots[step % SLOT_COUNT].landed)
+
     def finished(self) -> tuple[StepNumber, ...]:
-        steps = self._landings.take()
-        self._in_flight -= len(steps)
-        return steps
+        steps = []
+        while self._flights:
+            step = self._flights[0].step
+            if not self._watcher.has(self._slots[step % SLOT_COUNT].landed):
+                break
+            self._land(self._flights.popleft())
+            steps.append(step)
+        return tuple(steps)
 
     def close(self) -> None:
-        self._pending.put(None)
-        self._thread.join()
-        self._landings.close()
+        self._watcher.close()
         torch.cuda.synchronize()
+        while self._flights:
+            self._land(self._flights.popleft())
         self._pinned.release()
         peak_bytes = torch.cuda.max_memory_reserved()
         log.info("peak device memory: %.2f GiB", peak_bytes / (1 << 30))
 
-    # ---------------------------------------------------------------- watcher thread
-
-    def _watch(self) -> None:
-        while (pending := self._pending.get()) is not None:
-            try:
-                self._land(pending)
-            except Exception as error:  # not swallowed: `finished` raises it in the I/O thread
-                self._landings.tell(error)
-                return
-            self._landings.tell(pending.step)
-
-    def _land(self, pending: _Pending) -> None:
-        slot = self._slots[pending.step % SLOT_COUNT]
-        slot.landed.synchronize()
+    def _land(self, flight: _Flight) -> None:
+        """Completes the result slot of a step whose result has come."""
+        slot = self._slots[flight.step % SLOT_COUNT]
         started_ns, finished_ns = slot.stamps.tolist()
-        tokens, faults = slot.sampled[:, : pending.row_count]
+        tokens, faults = slot.sampled[:, : flight.row_count]
         self._regions.results.write(
             Result(
                 epoch=self._epoch,
-                step=pending.step,
+                step=flight.step,
                 tokens=tokens,
                 faults=faults,
-                accepted_ns=pending.accepted_ns,
+                accepted_ns=flight.accepted_ns,
                 started_ns=started_ns + self._clock_offset_ns,
                 finished_ns=finished_ns + self._clock_offset_ns,
             )
         )
+        self._watcher.step_ended(finished_ns - started_ns)
 
 
 class _Pinned:

@@ -6,6 +6,7 @@ Owns the choices made at start, which the log names. Called by loading, on a CUD
 from __future__ import annotations
 
 import logging
+import os
 
 import torch
 
@@ -72,7 +73,7 @@ def start(
     fused = fused_form(model, heads, pool.block_tokens, backend)
     phases.end("kernels")
     step = CudaStep(model, fused, pool, seats, heads, regions.frames.layout, backend)
-    device = CudaDevice(attach.epoch, regions, step)
+    device = CudaDevice(attach.epoch, regions, step, len(os.sched_getaffinity(0)))
     phases.end("graphs")
     log.info("attention: %s", backend)
     return device

@@ -2,7 +2,7 @@
 
 Owns the order of a step's three stages and the hand-overs between them. Knows nothing of sockets
 and words, nor of what a step computes. Called by the link, from the process's main thread (the
-*I/O thread*), which never waits for a step: it is told by a file descriptor.
+*I/O thread*), which never waits for a step: it is told by a file descriptor, or asks.
 
 One step's way, and where each stage runs::
 
@@ -12,7 +12,8 @@ One step's way, and where each stage runs::
                                                  graphs of this slot; event `computed[slot]`
     d2h       compute thread, behind compute     d2h stream, waits for `computed[slot]`: copy to
                                                  the pinned result slot; event `landed[slot]`
-    wake      compute thread writes `wakeup`     a watcher thread waits for `landed[slot]`, writes
+    wake      compute thread writes `wakeup`     I/O thread asks `landed[slot]` where steps are
+                                                 short, else a watcher waits, writes `wakeup`
 
 Everything a step owns is there twice, chosen by step % 2: the step slot (shared memory), the
 staging slot (the device's copy of the frame), the output buffer (sampled tokens, from which the
@@ -67,6 +68,13 @@ class Device(abc.ABC):
         The caller vouches that fewer than two steps are in flight. When this returns, the copy to
         the staging slot has been issued, and the step slot stays as it is until the result.
         """
+
+    def may_sleep(self) -> bool:
+        """Asked before each sleep: if True, `wakeup` will tell of the next result.
+
+        If False, it is so near that the caller had better ask `finished` again and again.
+        """
+        return True
 
     @abc.abstractmethod
     def finished(self) -> tuple[StepNumber, ...]:

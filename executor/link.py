@@ -10,7 +10,8 @@ Owns the socket, the regions of the epoch and the order of words. Knows nothing 
     ◀─ Stop ─                     what was accepted finishes, then the process ends
 
 The loop sleeps in one poll over four sources: words, the connection's monitor, signals, and the
-device's results. Nothing is looked at before it speaks.
+device's results. Nothing is looked at before it speaks, unless the device says that a result is so
+near that sleep would make it late.
 """
 
 from __future__ import annotations
@@ -127,11 +128,13 @@ class Link:
 
     def _turn(self) -> Ending | None:
         """Waits for the next thing to happen and does what it asks."""
-        ready = dict(self._poller.poll())
+        device = self._device
+        sleeps = device is None or device.may_sleep()
+        ready = dict(self._poller.poll(None if sleeps else 0))
         if self._signals.wakeup in ready and (ending := self._on_signals()) is not None:
             return ending
-        if self._device is not None and self._device.wakeup in ready:
-            for step in self._device.finished():
+        if device is not None and (not sleeps or device.wakeup in ready):
+            for step in device.finished():
                 self._send(StepDone(self._epoch, step))
         lost = self._monitor in ready
         if lost:

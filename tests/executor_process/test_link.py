@@ -28,7 +28,7 @@ from gapless.protos.messages import (
 )
 from tests.executor_process.fake_scheduler import FakeScheduler, fake_scheduler
 from tests.executor_process.frames import ATTACH, EPOCH, one_row
-from tests.executor_process.latched_runner import LIMIT_S, LatchedRunner
+from tests.executor_process.latched_runner import LIMIT_S, LatchedRunner, Staged
 
 FACTS = ModelFacts(
     revision="0",
@@ -69,13 +69,21 @@ class Rig:
         return ending
 
 
-@pytest.fixture
-def rig(tmp_path: Path, signals: Signals) -> Iterator[Rig]:
+class RestlessDevice(CpuDevice[Staged]):
+    """Lets nobody sleep while a step is in flight."""
+
+    def may_sleep(self) -> bool:
+        return self.in_flight == 0
+
+
+@pytest.fixture(params=[CpuDevice, RestlessDevice])
+def rig(tmp_path: Path, signals: Signals, request: pytest.FixtureRequest) -> Iterator[Rig]:
     """An attached link, its loop in a thread of its own."""
     runner, announced, endings = LatchedRunner(), threading.Event(), list[Ending]()
 
     def start_device(attach: Attach, regions: Regions) -> Device:
-        return CpuDevice(attach.epoch, regions, runner)
+        device: Device = request.param(attach.epoch, regions, runner)
+        return device
 
     def serve() -> None:
         link = Link(tmp_path, signals, FACTS, start_device, announced.set)

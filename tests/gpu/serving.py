@@ -25,6 +25,7 @@ from gapless.executor.seats import SeatCopy
 from gapless.protos.messages import Epoch, Failed, Finished, Handle, Stopping, Submit
 from gapless.protos.sampling import Sampling
 from gapless.protos.slots import Frame, FrameSlots, ResultSlots
+from gapless.protos.wakeful import CORES_MIN
 from gapless.scheduler.config import CoreConfig, GatewayIndex
 from gapless.scheduler.core import Core
 from gapless.scheduler.frames import apply_assignments
@@ -129,6 +130,7 @@ class CudaServer:
         block_tokens: int = 16,
         depth: int = 2,
         chunk_tokens_max: int | None = None,
+        is_wakeful: bool = False,
     ) -> None:
         from gapless.executor.cuda_device import CudaDevice
         from gapless.executor.cuda_step import CudaStep
@@ -163,7 +165,7 @@ class CudaServer:
         assert fused is None or isinstance(fused, FusedDecoder), fused
         self.step = CudaStep(model, fused, self.pool, copy, head_shape(model), frames, backend)
         regions = Regions(self.frames, self.results, self.table)
-        self.device = CudaDevice(EPOCH, regions, self.step)
+        self.device = CudaDevice(EPOCH, regions, self.step, CORES_MIN if is_wakeful else 1)
         self.tokens: dict[int, list[int]] = {}
         self.stamps: list[StepStamps] = []
         self.carried_count = 0
@@ -201,8 +203,9 @@ class CudaServer:
             if frame is None:
                 break
             self.publish(frame)
-        readable, _, _ = select.select([self.device.wakeup], [], [], self.wakeup_limit_s)
-        assert readable, "nothing landed"
+        if self.device.may_sleep():
+            readable, _, _ = select.select([self.device.wakeup], [], [], self.wakeup_limit_s)
+            assert readable, "nothing landed"
         for step in self.device.finished():
             result = self.results.read(EPOCH, step)
             self.stamps.append(

@@ -61,6 +61,16 @@ def test_depth_1_and_2_give_the_same_tokens(model: Model, backend: str) -> None:
     assert tokens[0] == tokens[1]
 
 
+def test_staying_awake_gives_the_same_tokens(model: Model, backend: str) -> None:
+    requests = [Request(prompt, 40) for prompt in prompts(16)]
+    tokens = []
+    for is_wakeful in (False, True):
+        server = CudaServer(model, backend=backend, is_wakeful=is_wakeful)
+        tokens.append([server.serve(requests) for _ in range(3)])
+        server.close()
+    assert tokens[0] == tokens[1]
+
+
 def test_ends_and_admissions_in_the_same_cycle(server: CudaServer, oracle: Oracle) -> None:
     """Many short requests over few seats: rows change hands in every step."""
     requests = [Request(prompt, 1 + index % 5) for index, prompt in enumerate(prompts(300, 1, 40))]

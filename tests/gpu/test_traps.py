@@ -7,12 +7,9 @@ by a kernel that spins for a fixed number of cycles, far longer than the host ta
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -88,8 +85,8 @@ def expected(model: Model, backend: str) -> Tokens:
 class LateServer(CudaServer):
     """Decode steps, or the copies of their frames, are late; a guard may be missing for them."""
 
-    def __init__(self, model: Model, backend: str, late: str, plant: str) -> None:
-        super().__init__(model, backend=backend)
+    def __init__(self, model: Model, backend: str, late: str, plant: str, is_wakeful: bool) -> None:
+        super().__init__(model, backend=backend, is_wakeful=is_wakeful)
         self._late = self.device._h2d if late == "copy" else self.device._compute
         self._is_armed = False
         self.wakeup_limit_s = 10.0
@@ -98,17 +95,18 @@ class LateServer(CudaServer):
             self._skip_if_armed(device._compute, "wait_event")
         elif plant == "the way back does not wait for the step":
             self._skip_if_armed(device._d2h, "wait_event")
-        elif plant == "the watcher does not wait for the way back":
+        elif plant == "nobody waits for the way back":
             for slot in device._slots:
                 self._skip_if_armed(slot.landed, "synchronize")
+                self._skip_if_armed(slot.landed, "query", result=True)
         elif plant == "a frame comes before the result of the one in its slot":
             self.core._pipeline._depth = 3
         else:
             assert plant == "", plant
 
-    def _skip_if_armed(self, owner: Any, name: str) -> None:
+    def _skip_if_armed(self, owner: Any, name: str, result: bool | None = None) -> None:
         original = getattr(owner, name)
-        setattr(owner, name, lambda *given: None if self._is_armed else original(*given))
+        setattr(owner, name, lambda *given: result if self._is_armed else original(*given))
 
     def publish(self, frame: Frame) -> None:
         self._is_armed = frame.query_length_max == 1
@@ -116,30 +114,37 @@ class LateServer(CudaServer):
             with torch.cuda.stream(self._late):
                 torch.cuda._sleep(LATE_CYCLES)  # type: ignore[no-untyped-call]
         # Three in flight is what the device refuses on its own, too.
-        self.device._in_flight = min(self.device._in_flight, 1)
+        flights = self.device._flights
+        hidden = [flights.popleft() for _ in range(len(flights) - 1)]
         super().publish(frame)
+        flights.extendleft(reversed(hidden))
 
 
+WAKEFUL = pytest.mark.parametrize("is_wakeful", [False, True])
+
+
+@WAKEFUL
 @pytest.mark.parametrize("late", ["copy", "step"])
 def test_late_copies_and_steps_change_nothing(
-    model: Model, backend: str, expected: Tokens, late: str
+    model: Model, backend: str, expected: Tokens, late: str, is_wakeful: bool
 ) -> None:
-    assert outcome(LateServer(model, backend, late, ""), together()) == expected
+    assert outcome(LateServer(model, backend, late, "", is_wakeful), together()) == expected
 
 
+@WAKEFUL
 @pytest.mark.parametrize(
     ("late", "plant"),
     [
         ("copy", "compute does not wait for the copy"),
         ("copy", "a frame comes before the result of the one in its slot"),
         ("step", "the way back does not wait for the step"),
-        ("step", "the watcher does not wait for the way back"),
+        ("step", "nobody waits for the way back"),
     ],
 )
 def test_without_its_guard_a_late_copy_or_step_shows(
-    model: Model, backend: str, expected: Tokens, late: str, plant: str
+    model: Model, backend: str, expected: Tokens, late: str, plant: str, is_wakeful: bool
 ) -> None:
-    assert outcome(LateServer(model, backend, late, plant), together()) != expected
+    assert outcome(LateServer(model, backend, late, plant, is_wakeful), together()) != expected
 
 
 # ---------------------------------------------------------------- carry-over
@@ -342,17 +347,6 @@ def test_padding_outside_scratch_shows(model: Model, backend: str) -> None:
         assert (tokens[0] != tokens[1]) == is_padded, count
 
 
-class _Hasty(SimpleQueue[Any]):
-    """Forgets what waits when told that it is over."""
-
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        if item is None:
-            with contextlib.suppress(Empty):
-                while True:
-                    self.get_nowait()
-        super().put(item, block, timeout)
-
-
 @pytest.mark.parametrize("is_planted", [False, True], ids=["guarded", "planted"])
 def test_the_last_steps_of_a_device_that_closes_are_delivered(
     model: Model, backend: str, is_planted: bool
@@ -360,8 +354,6 @@ def test_the_last_steps_of_a_device_that_closes_are_delivered(
     (request,) = together((9,), 2)
     server = CudaServer(model, backend=backend)
     (expected_tokens,) = server.serve([request])
-    if is_planted:
-        make_hasty(server)
     handle = server.submit(request)
     with torch.cuda.stream(server.device._compute):
         torch.cuda._sleep(5 * LATE_CYCLES)  # type: ignore[no-untyped-call]
@@ -372,6 +364,8 @@ def test_the_last_steps_of_a_device_that_closes_are_delivered(
     assert len(steps) == 2, "prefill and one decode are in flight"
     assert server.tokens[handle] == []
     server.core.drain(time.monotonic())
+    if is_planted:
+        server.device._flights.clear()
     server.close()
     if is_planted:
         with pytest.raises(AssertionError):
@@ -379,13 +373,3 @@ def test_the_last_steps_of_a_device_that_closes_are_delivered(
         return
     delivered = [int(server.results.read(EPOCH, step).tokens[0]) for step in steps]
     assert delivered == expected_tokens
-
-
-def make_hasty(server: CudaServer) -> None:
-    """Swaps the queue that the watcher waits at for one that forgets."""
-    device = server.device
-    device._pending.put(None)
-    device._thread.join()
-    device._pending = _Hasty()
-    device._thread = threading.Thread(target=device._watch, daemon=True)
-    device._thread.start()

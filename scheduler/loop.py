@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 import logging
 import math
+import os
 import time
 import uuid
 from typing import Any, Final
@@ -49,6 +50,7 @@ from gapless.protos.messages import (
     Welcome,
 )
 from gapless.protos.reasons import Reason
+from gapless.protos.wakeful import Wakeful
 from gapless.scheduler.config import GatewayIndex
 from gapless.scheduler.core import Core
 from gapless.scheduler.device_time import DeviceTimes
@@ -93,6 +95,7 @@ class Loop:
         self._options = options
         self._step_log = step_log
         self._device_times = DeviceTimes(has_own_clock=False)
+        self._wakeful = Wakeful(core_count=0)
         self._gateways = gateways
         self._executors = executors
         self._signals = signals
@@ -113,7 +116,7 @@ class Loop:
         """Serves until the end; then everyone connected has been told."""
         try:
             while self._ending is None:
-                self._poller.poll(self._timeout_ms(time.monotonic()))
+                self._wait()
                 self._turn()
         except Exception:
             # Whatever it is, it is our mistake: nothing here is trusted any more but the journal.
@@ -125,6 +128,14 @@ class Loop:
         return self._ending
 
     # ------------------------------------------------------------------ a turn
+
+    def _wait(self) -> None:
+        """Until something can be read or a time has come; awake while a result is near."""
+        if self._core is not None and self._core.in_flight_count:
+            while time.monotonic_ns() < self._wakeful.until_ns:
+                if self._poller.poll(0):
+                    return
+        self._poller.poll(self._timeout_ms(time.monotonic()))
 
     def _turn(self) -> None:
         self._read_signals(time.monotonic())
@@ -149,10 +160,8 @@ class Loop:
         due = [self._gateways.next_beat, self._rest.next_at(self._core), self._drain_until]
         if self._core is not None:
             due.append(self._core.next_deadline())
-        times = [at for at in due if at is not None]
-        if not times:
-            return None
-        return max(0, math.ceil(1000 * (min(times) - now)))
+        first = min((at for at in due if at is not None), default=None)
+        return None if first is None else max(0, math.ceil(1000 * (first - now)))
 
     def _build(self, core: Core) -> None:
         """Publishes steps for as long as the fence admits one."""
@@ -239,6 +248,7 @@ class Loop:
                 self._device_times.taken(result, now)
                 if self._step_log is not None:
                     self._step_log.taken(result, now)
+                self._wakeful.step_ended(result.finished_ns - result.started_ns, int(now * 1e9))
                 if self._ending is None:
                     self._build(self._core)
             case ExecutorReady():
@@ -261,6 +271,7 @@ class Loop:
         self._facts, self._core = word.facts, Core(config, attach.epoch)
         is_gpu = word.facts.device.startswith("cuda")
         self._device_times = DeviceTimes(has_own_clock=is_gpu)
+        self._wakeful = Wakeful(len(os.sched_getaffinity(0)) if is_gpu else 0)
         log.info(
             "attached the executor of process %d, epoch %d: %s, %s, %d blocks of %d tokens",
             *(word.pid, attach.epoch, word.facts.device, word.facts.dtype),

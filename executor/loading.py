@@ -22,6 +22,7 @@ from gapless.executor.cores import in_passing_thread, use_cores
 from gapless.executor.cpu_device import CpuDevice
 from gapless.executor.cpu_start import cpu_decoder
 from gapless.executor.device import Device, Regions
+from gapless.executor.heap import keep_freed_memory
 from gapless.executor.kv import KvPool, KvShape, available_memory_bytes, cpu_block_count
 from gapless.executor.model import Model, resolve_dtype
 from gapless.executor.phases import Phases
@@ -61,6 +62,7 @@ class Loaded:
             return cuda_start.start(
                 self.model, self.pool, seats, attach, regions, self.attention, self.phases
             )
+        keep_freed_memory()
         runner = StepRunner(self.model, self.pool, seats, attach.row_max, self.decoder)
         return CpuDevice(attach.epoch, regions, runner, self.core_count)
 

@@ -10,6 +10,7 @@ import signal
 import sys
 
 from gapless.gateway.config import Config, parse
+from gapless.gateway.event_loop import EventLoop
 from gapless.gateway.model import ServedModel
 from gapless.gateway.server import Gateway
 from gapless.gateway.vocabulary import UnsupportedTokenizer
@@ -35,7 +36,8 @@ def main() -> int:
     # The vocabulary is some hundred thousand objects that never go: no collection need walk them.
     gc.collect()
     gc.freeze()
-    return asyncio.run(_serve(config, model))
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        return runner.run(_serve(config, model))
 
 
 async def _serve(config: Config, model: ServedModel) -> int:

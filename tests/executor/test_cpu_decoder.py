@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from gapless.executor import cpu_start
 from gapless.executor.arenas import PlainArenas
 from gapless.executor.cores import in_passing_thread, use_cores
-from gapless.executor.cpu_decoder import CpuDecoder
+from gapless.executor.cpu_decoder import CpuDecoder, RmsNorm
 from gapless.executor.cpu_products import PackedProduct, PlainProduct, Product, can_pack
 from gapless.executor.decoder_weights import DecoderWeights, decoder_weights
 from gapless.executor.kv import KvPool
@@ -70,6 +70,21 @@ def test_products_are_those_of_the_weight(dtype: torch.dtype, rows: int, has_bia
         assert relative(product.plus(x, other), exact + other.double()) < bound
         assert relative(product.activated(x), silu(exact)) < bound
         assert relative(product.times(x, other), exact * other.double()) < bound
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("shape", [(1, 80), (5, 3, 64), (64, 576)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_are_exact(dtype: torch.dtype, shape: tuple[int, ...], scale: float) -> None:
+    """Also where all is on one side of zero, and where one element outweighs the others."""
+    random = torch.Generator().manual_seed(0)
+    x = scale * torch.randn(*shape, generator=random, dtype=torch.float64).abs()
+    x[..., 7] *= 1000
+    weight = torch.randn(shape[-1], generator=random).to(dtype)
+    x = x.to(dtype)
+    mean_square = x.double().square().mean(dim=-1, keepdim=True)
+    exact = x.double() * (mean_square + 1e-5).rsqrt() * weight.double()
+    assert relative(RmsNorm(weight, 1e-5).of(x), exact) < PRODUCT_BOUND[dtype] / 3
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -56,7 +56,7 @@ class Watcher:
     def may_sleep(self, step: StepNumber, landed: Event) -> bool:
         """Whether the caller may sleep until `wakeup` is readable; else it asks again at once."""
         if not self._is_handed_over:
-            if self._clock() < self._wakeful.until_ns:
+            if self._wakeful.stays_awake(self._clock()):
                 return False
             self._is_handed_over = True
             self._handed_over.put((step, landed))

@@ -132,7 +132,7 @@ class Loop:
     def _wait(self) -> None:
         """Until something can be read or a time has come; awake while a result is near."""
         if self._core is not None and self._core.in_flight_count:
-            while time.monotonic_ns() < self._wakeful.until_ns:
+            while self._wakeful.stays_awake(time.monotonic_ns()):
                 if self._poller.poll(0):
                     return
         self._poller.poll(self._timeout_ms(time.monotonic()))

@@ -14,10 +14,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVarTuple
-
-if TYPE_CHECKING:
-    from _typeshed import FileDescriptorLike
+from typing import Any, Final, TypeVarTuple
 
 WAKEUPS_MAX: Final = 4096
 """Bytes taken at once."""
@@ -29,10 +26,7 @@ class EventLoop(asyncio.SelectorEventLoop):
     """See the module. Only grpc.aio gives `add_reader` a socket; others give a descriptor."""
 
     def add_reader(
-        self,
-        fd: FileDescriptorLike,
-        callback: Callable[[*_Arguments], Any],
-        *args: *_Arguments,
+        self, fd: Any, callback: Callable[[*_Arguments], Any], *args: *_Arguments
     ) -> None:
         """As asyncio's."""
         if isinstance(fd, socket.socket):

@@ -1,6 +1,7 @@
-"""Prompts to tokens off the event loop: chat templates and tokenising in a few threads.
+"""Prompts to tokens: chat templates and tokenising, off the event loop where they take long.
 
-Owns the threads and how many requests may wait for them; more are refused, not piled up.
+Owns the threads and how many requests may wait for them; more are refused, not piled up. A short
+prompt takes less time than the way to a thread and back, and is prepared at once.
 
 Must not know: gRPC, the scheduler. Called by `generate` and the servicer.
 """
@@ -22,6 +23,9 @@ from gapless.protos.reasons import Reason
 
 LARGE_REQUEST_BYTES = 64 * 1024
 """A request of more bytes is validated in a thread as well."""
+SHORT_PROMPT_BYTES = 2048
+"""A prompt of at most so many bytes (characters, if it is one text) needs no thread: it is tokens
+in about half a millisecond."""
 
 _T = TypeVar("_T")
 
@@ -79,6 +83,8 @@ class Preparation:
             if prompt.truncate_to_last_tokens is not None:
                 token_ids = token_ids[-prompt.truncate_to_last_tokens :]
             return Prepared(token_ids, "", (), ())
+        if _is_short(prompt):
+            return self._prepare(prompt, with_offsets)
         return await self.run(lambda: self._prepare(prompt, with_offsets))
 
     def close(self) -> None:
@@ -106,3 +112,11 @@ class Preparation:
             with_offsets=with_offsets,
         )
         return Prepared(encoded.token_ids, text.text, encoded.start_bytes, encoded.end_bytes)
+
+
+def _is_short(prompt: PromptRequest) -> bool:
+    """A template of the caller's own is a program of unknown length."""
+    if prompt.chat is None:
+        assert prompt.text is not None, "a prompt has one form"
+        return len(prompt.text) <= SHORT_PROMPT_BYTES
+    return not prompt.chat.chat_template and prompt.chat.ByteSize() <= SHORT_PROMPT_BYTES

@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2
 
 from gapless.gateway import failures
 from gapless.gateway.failures import Failure, Resource, Violation
+from gapless.gateway.preparation import SHORT_PROMPT_BYTES
 from gapless.protos import inference_pb2
 from gapless.protos.messages import Failed, ServerState
 from gapless.protos.reasons import TABLE, Reason
@@ -223,9 +224,20 @@ def test_too_large_a_message_is_refused_by_the_transport() -> None:
 def test_too_many_requests_in_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with running(preparing_max=0) as it:
-            found = await refused(it.stub.Generate(request()))
+            prompt = inference_pb2.Prompt(text="x" * (SHORT_PROMPT_BYTES + 1))
+            found = await refused(it.stub.Generate(request(prompt=prompt)))
             assert (found.code, found.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
             assert found.pushback_ms is not None
+            message = inference_pb2.ChatMessage(role="user", content="x" * SHORT_PROMPT_BYTES)
+            chat = inference_pb2.ChatPrompt(messages=[message])
+            found = await refused(it.stub.Generate(request(prompt=inference_pb2.Prompt(chat=chat))))
+            assert found.reason == "QUEUE_FULL"
+            it.scheduler.plan = [token("q")]
+            message.content = "x"
+            chat = inference_pb2.ChatPrompt(messages=[message])
+            for short in (inference_pb2.Prompt(text="x"), inference_pb2.Prompt(chat=chat)):
+                answer = await collect(it.stub.Generate(request(prompt=short)))
+                assert answer.text == "q", "a short prompt waits for no thread"
 
     asyncio.run(scenario())
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
-from gapless.executor.kv import KvPool, KvShape
+from gapless.executor.kv import KvPool
 
 ATTENTION_NAME: Final = "gapless_paged"
 """The plugged-in attention's name in transformers' interface; no mask function has this name, so
@@ -233,8 +233,8 @@ class _Group:
     query_index: Tensor
     """``[rows * query]`` into the packed tokens; padding repeats a row's last token."""
     key_slots: Tensor
-    """``[rows * kv_heads * context]`` into the heads of the pool; padding repeats a row's last
-    position."""
+    """``[2 * rows * kv_heads * context]`` into the heads of a layer, keys' before values'; padding
+    repeats a row's last position."""
     query_positions: Tensor
     """``[rows, query]``."""
     key_positions: Tensor
@@ -247,7 +247,7 @@ class GatherAttention:
     def __init__(self, pool: KvPool, rows: PackedRows, plan: AttentionPlan) -> None:
         self._pool = pool
         self.write_slots = _slots(rows, rows.token_rows, rows.positions, pool.block_tokens)
-        self._groups = [_expand(group, rows, pool.shape) for group in plan.groups]
+        self._groups = [_expand(group, rows, pool) for group in plan.groups]
         self._output_order = None if plan.in_order else _output_order(rows, plan)
         self._masks: dict[int | None, list[Tensor | None]] = {}
 
@@ -271,15 +271,13 @@ class GatherAttention:
 
     def read(self, layer: int, query: Tensor, scaling: float, window: int | None) -> Tensor:
         """`attend` for keys and values that stand in the pool already."""
-        keys, values = self._pool.layer(layer)
+        pool = self._pool.tensor[layer]
         groups = zip(self._groups, self._window_masks(window), strict=True)
         if self._output_order is None:
             ((group, mask),) = groups
-            return _attend_group(query, keys, values, group, mask, scaling)
+            return _attend_group(query, pool, group, mask, scaling)
         outputs = [
-            _attend_group(
-                query.index_select(0, group.query_index), keys, values, group, mask, scaling
-            )
+            _attend_group(query.index_select(0, group.query_index), pool, group, mask, scaling)
             for group, mask in groups
         ]
         return torch.cat(outputs).index_select(0, self._output_order)
@@ -301,7 +299,7 @@ def _slots(rows: PackedRows, row: Tensor, position: Tensor, block_tokens: int) -
     return block * block_tokens + position % block_tokens
 
 
-def _expand(group: RowGroup, rows: PackedRows, shape: KvShape) -> _Group:
+def _expand(group: RowGroup, rows: PackedRows, pool: KvPool) -> _Group:
     device = rows.positions.device
     members = torch.from_numpy(group.rows).to(device)
     starts = rows.query_starts.index_select(0, members)[:, None]
@@ -311,11 +309,13 @@ def _expand(group: RowGroup, rows: PackedRows, shape: KvShape) -> _Group:
     key_positions = torch.arange(group.context_length, device=device)
     query_index = starts + torch.minimum(query_offsets, lengths - 1)
     visible = torch.minimum(key_positions[None, :], contexts - 1)
-    places = _slots(rows, members[:, None], visible, shape.block_tokens)
-    heads = torch.arange(shape.kv_head_count, device=device)[None, :, None]
+    places = _slots(rows, members[:, None], visible, pool.block_tokens)
+    both = torch.stack([places, places + pool.block_count * pool.block_tokens])
+    head_count = pool.shape.kv_head_count
+    heads = torch.arange(head_count, device=device)[:, None]
     return _Group(
         query_index=query_index.view(-1),
-        key_slots=(places[:, None] * shape.kv_head_count + heads).view(-1),
+        key_slots=(both[:, :, None] * head_count + heads).view(-1),
         query_positions=rows.positions.index_select(0, query_index.view(-1)).view_as(query_index),
         key_positions=key_positions,
     )
@@ -348,17 +348,17 @@ def _mask(group: _Group, window: int | None, dtype: torch.dtype) -> Tensor | Non
 
 
 def _attend_group(
-    query: Tensor, keys: Tensor, values: Tensor, group: _Group, mask: Tensor | None, scaling: float
+    query: Tensor, pool: Tensor, group: _Group, mask: Tensor | None, scaling: float
 ) -> Tensor:
     """Outputs of the group's (padded) queries, ``[rows * query, heads, dim]`` to the same.
 
-    Heads that share a key-value head are further queries of it: so keys and values are repeated for
-    none of them.
+    `pool` is a layer's ``[2, blocks, block_tokens, kv_heads, dim]``. Heads that share a key-value
+    head are further queries of it: so keys and values are repeated for none of them.
     """
     row_count, query_length = group.query_positions.shape
     context_length = len(group.key_positions)
     heads, dim = query.shape[1:]
-    kv_heads = keys.shape[1]
+    kv_heads = pool.shape[-2]
     shared = heads // kv_heads
 
     queries = (
@@ -366,9 +366,8 @@ def _attend_group(
         .permute(0, 2, 3, 1, 4)
         .reshape(row_count, kv_heads, shared * query_length, dim)
     )
-    seen = (row_count, kv_heads, context_length, dim)
-    key = keys.flatten(0, 1).index_select(0, group.key_slots).view(seen)
-    value = values.flatten(0, 1).index_select(0, group.key_slots).view(seen)
+    gathered = pool.view(-1, dim).index_select(0, group.key_slots)
+    key, value = gathered.view(2, row_count, kv_heads, context_length, dim).unbind(0)
     if query_length == 1 and mask is not None and query.device.type == "cpu":
         output = _attend_one_by_one(queries, key, value, mask, scaling)
     else:

@@ -2,11 +2,13 @@
 
 ::
 
-    validate ─▶ prepare (threads) ─▶ fit ─▶ submit ─▶ admitted ─▶ started ─▶ deltas ─▶ completed
+    validate ─▶ prepare ─▶ fit ─▶ submit ─▶ prefill begins ─▶ started ─▶ deltas ─▶ completed
 
 Owns the order of messages on a stream and what a cancelled, failed or slow one does. Nothing is
-sent before the scheduler has admitted the request. Whatever ends the call, the stream is closed
-and the scheduler told at once if the sequence is still alive there.
+sent before the scheduler has admitted the request and planned its first step; what precedes the
+first token goes out then, while the device computes, so that the token itself need not wait for it.
+Whatever ends the call, the stream is closed and the scheduler told at once if the sequence is still
+alive there.
 
 Must not know: rules of fields, sockets. Called by the servicer.
 """
@@ -196,9 +198,8 @@ class _Call:
     async def stream(self) -> None:
         """Sends everything; returns when `completed` has gone. Raises Failure."""
         stream = self._stream
-        await stream.wait_admitted()
-        await stream.wait_due()
-        if stream.taken == len(stream.tokens):
+        await stream.wait_prefilling()
+        if not stream.tokens:
             self._raise_failure()  # before the first message: the client may simply try again
         await self._write_headers()
         await self._write(self._started())

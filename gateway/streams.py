@@ -2,9 +2,9 @@
 
 ::
 
-      Submit ──▶ waiting ──Admitted──▶ admitted ──Finished──▶ finished
-                    │                      │
-                    └───────Failed─────────┴─────────────────▶ failed
+      Submit ──▶ waiting ──PrefillStarted──▶ prefilling ──Finished──▶ finished
+                    │                            │
+                    └──────────Failed────────────┴──────────────────▶ failed
 
 Owns the map handle → stream and the logs. `Streams.apply` is the hot path: one call per message of
 the scheduler, a dictionary look-up and an append a token, at most one wake-up a stream. A stream
@@ -88,10 +88,10 @@ class Stream:
         "_timer",
         "_turns",
         "_waiter",
-        "admitted",
         "finished",
         "handle",
         "lost",
+        "prefilling",
         "refused",
         "taken",
         "task",
@@ -109,7 +109,8 @@ class Stream:
         self.tokens_max = tokens_max
         self.taken = 0
         """Tokens of the log that its task has taken."""
-        self.admitted = False
+        self.prefilling = False
+        """It has left the queue: its first step is planned."""
         self.finished: Finished | None = None
         self.refused: Failed | None = None
         self.lost = False
@@ -133,9 +134,9 @@ class Stream:
         """Whether nothing more will come."""
         return self.finished is not None or self.refused is not None or self.lost
 
-    async def wait_admitted(self) -> None:
-        """Returns once the scheduler has admitted the request, or refused it."""
-        while not self.admitted and not self.ended:
+    async def wait_prefilling(self) -> None:
+        """Returns once the request has left the queue, or has ended there."""
+        while not self.prefilling and not self.tokens and not self.ended:
             await self._wait()
 
     async def wait_due(self) -> None:
@@ -264,13 +265,13 @@ class Streams:
                 continue
             match event:
                 case Admitted():
-                    stream.admitted = True
+                    continue
+                case PrefillStarted():
+                    stream.prefilling = True
                 case Finished():
                     stream.finished = event
                 case Failed():
                     stream.refused = event
-                case PrefillStarted():
-                    continue
             stream.wake()
 
     def lose(self) -> None:

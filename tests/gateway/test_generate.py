@@ -8,8 +8,9 @@ import grpc
 import pytest
 
 from gapless.protos import inference_pb2
-from gapless.protos.messages import FinishReason
-from tests.gateway.harness import MODEL_NAME, collect, request, running, token, tokens
+from gapless.protos.messages import Failed, FinishReason, PrefillStarted
+from gapless.protos.reasons import Reason
+from tests.gateway.harness import MODEL_NAME, collect, refused, request, running, token, tokens
 from tests.models import END_TOKEN
 
 
@@ -64,6 +65,21 @@ def test_nothing_is_sent_before_admission() -> None:
             it.scheduler.finish(submit, FinishReason.MAX_NEW_TOKENS, [token("x")])
             await headers
             assert (await collect(call)).text == "x"
+
+    asyncio.run(scenario())
+
+
+def test_what_precedes_the_first_token_goes_when_prefill_begins() -> None:
+    async def scenario() -> None:
+        async with running() as it:
+            output = inference_pb2.OutputOptions(prompt_token_ids=True)
+            call = it.stub.Generate(request(output=output))
+            submit = await it.scheduler.submitted()
+            it.scheduler.write(submit, (), PrefillStarted(submit.handle, 0.0))
+            assert (await call.read()).HasField("started")
+            assert (await call.read()).HasField("prompt")
+            it.scheduler.fail(submit, Failed(submit.handle, Reason.EXECUTOR_LOST, "gone"))
+            assert (await refused(call)).reason == "EXECUTOR_LOST"
 
     asyncio.run(scenario())
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from gapless.gateway.streams import WAKES_PER_TURN, Stream, Streams
 from gapless.protos.messages import (
-    Admitted,
     Cancel,
     CancelCause,
     Failed,
     Finished,
     FinishReason,
     GatewayWord,
+    PrefillStarted,
     Stopping,
     Submit,
     Timing,
@@ -36,7 +36,7 @@ def opened(streams: Streams, tokens_max: int = 1000, flush_interval_s: float = 0
     return streams.open(submit, flush_interval_s)
 
 
-def update(pairs: list[tuple[int, int]], *events: Admitted | Finished | Failed) -> Update:
+def update(pairs: list[tuple[int, int]], *events: PrefillStarted | Finished | Failed) -> Update:
     handles = array("q", [handle for handle, _ in pairs]).tobytes()
     tokens = array("i", [token for _, token in pairs]).tobytes()
     return Update(handles, tokens, events)
@@ -90,14 +90,15 @@ def test_burst_wakes_a_stream_once() -> None:
         rounds: list[int] = []
 
         async def read() -> None:
-            await stream.wait_admitted()
+            await stream.wait_prefilling()
             while not stream.ended:
                 await stream.wait_due()
                 rounds.append(len(stream.take(100)))
 
         reader = asyncio.create_task(read())
         await asyncio.sleep(0)
-        streams.apply(update([(stream.handle, 7)] * 5, Admitted(stream.handle)), NOW_S)
+        streams.apply(update([], PrefillStarted(stream.handle, 0.0)), NOW_S)
+        streams.apply(update([(stream.handle, 7)] * 5), NOW_S)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         streams.apply(update([(stream.handle, 7)] * 3), NOW_S)

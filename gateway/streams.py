@@ -45,15 +45,15 @@ from gapless.protos.messages import (
 )
 
 WAKES_PER_TURN: Final = 2
-"""Streams that one turn of the event loop wakes. More turns cost little: gRPC has one for each
-message anyway."""
+"""Streams that one turn of the event loop wakes. Of 1, 2, 4 and 8 this one had short waits for a
+first token at no more CPU a token than waking all at once."""
 
 
 class Turns:
     """Streams with something to send, woken a few in each turn of the event loop.
 
-    A request that comes, and each of the writes before a first token, so waits for the writes of a
-    few streams, and not for those of all.
+    A request that comes, and a first token, so waits for the writes of a few streams, and not for
+    those of all.
     """
 
     __slots__ = ("_due", "_loop")

@@ -89,35 +89,52 @@ def _keys_from(candidates, total, first):
 
 
 @triton.jit
-def _halved(candidates, total, top, middle, high, target, by_mass):
+def _reaching(candidates, total, ends, middle, high, target, by_mass):
     """The first candidate's key up to which the sum reaches the target.
 
-    The sum behind the `top` includes that of the `middle`. The key returned is no candidate's where
-    the border is none: that behind the top if it is in the middle, `high` if it is in the tail.
+    `ends` are those of top, middle and bracket; sums behind the top include that of the `middle`.
+    The key returned is no candidate's where the border is none: that behind the top if it is in the
+    middle, `high` if it is in the tail.
     """
+    top, first = ends[0], tl.maximum(ends[0], ends[1])
     low = tl.zeros([], tl.int32) - 1
+    below = tl.zeros([], tl.float64)
+    above = below - 1.0
+    turn = low + 1
     while high - low > 1:
+        # Where the middle ends, then where it begins: so the part is known. Then a straight line
+        # between the ends, which is mostly near, and their mean, which always comes nearer.
         pivot = low + (high - low) // 2
+        if (above > below) & (turn % 2 == 0):
+            share = (target - below) / (above - below)
+            pivot = low + (share * (high - low).to(tl.float64)).to(tl.int32)
+        pivot = tl.where((turn == 1) & (low < top), top, pivot)
+        pivot = tl.where(turn == 0, first, pivot)
+        pivot = tl.minimum(tl.maximum(pivot, low + 1), high - 1)
         sums = tl.zeros([STRIP], tl.float64)
         before = tl.zeros([STRIP], tl.int32) - 1
         after = tl.zeros([STRIP], tl.int32)
-        first = tl.zeros([], tl.int32)
-        while first < total:
-            keys = _keys_from(candidates, total, first)
+        place = tl.zeros([], tl.int32)
+        while place < total:
+            keys = _keys_from(candidates, total, place)
             within = keys <= pivot
             values = tl.where(by_mass, weights_of(keys), 1.0)
             sums += doubles_of(tl.where(within, values, 0.0))
             before = tl.maximum(before, tl.where(within, keys, -1))
             after = tl.maximum(after, tl.where(within, 0, BEHIND - keys))
-            first += STRIP
+            place += STRIP
         # The bracket ends at candidates, so that it takes few turns.
         before, after = tl.split(tl.max(tl.join(before, after), axis=0))
         behind_top = pivot > top
-        if tl.sum(sums, axis=0) + tl.where(behind_top, middle, 0.0) >= target:
+        reached = tl.sum(sums, axis=0) + tl.where(behind_top, middle, 0.0)
+        if reached >= target:
             high = tl.where(behind_top, tl.maximum(before, top + 1), before)
+            above = reached
         else:
             # The middle, which has no candidates, begins behind the top.
             low = tl.where(behind_top, BEHIND - after - 1, tl.minimum(BEHIND - after - 1, top))
+            below = reached
+        turn += 1
     return high
 
 
@@ -175,7 +192,7 @@ def _miss(row, state, ends, part, key, sums, by_mass, LAST: tl.constexpr, SAMPLE
     """Where the border is if not among the candidates, and how to split next.
 
     `ends` are those of top, middle and bracket, `part` those of the keys in question, `key` is what
-    `_halved` found, and `sums` are the target, that before `key`, of the middle, and of the row.
+    `_reaching` found, and `sums` are the target, that before `key`, of the middle, and of the row.
     """
     top, first, last = ends
     low, high = part
@@ -235,7 +252,7 @@ def _search(
         by_mass = stage == FIND_TOP_P
         target = tl.where(by_mass, top_p.to(tl.float64) * kept, top_k.to(tl.float64))
         middle = tl.where(by_mass, middle_mass, middle_count.to(tl.float64))
-        key = _halved(candidates, total, ends[0], middle, ceiling, target, by_mass)
+        key = _reaching(candidates, total, ends, middle, ceiling, target, by_mass)
         count, mass, ties = _sums_at(candidates, total, key)
         before = tl.where(by_mass, mass, count.to(tl.float64))
         if ties > 0:

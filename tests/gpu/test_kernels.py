@@ -21,7 +21,8 @@ from tests.gpu.serving import head_shape, random_model
 
 BFLOAT16_BOUND = 4e-3
 """Relative error of one operation whose result is rounded to bfloat16."""
-DECODER_BOUND = 2e-2
+LAYER_BOUND = 4e-3
+"""Relative error against float64 that each layer may add, and so may what is around the layers."""
 
 
 def relative(found: Tensor, exact: Tensor) -> float:
@@ -63,11 +64,15 @@ def test_silu_and_multiply(width: int) -> None:
     assert relative(kernels.silu_and_multiply(gate_up), exact) < BFLOAT16_BOUND
 
 
+@pytest.mark.parametrize("layers", [1, 2, 4])
 @pytest.mark.parametrize("lengths", [(70, 1, 29), (3, 1, 2), (1,)])
-def test_the_fused_decoder_is_as_exact_as_the_plain_one(lengths: tuple[int, ...]) -> None:
+def test_the_fused_decoder_is_as_exact_as_the_plain_one(
+    lengths: tuple[int, ...], layers: int
+) -> None:
     from gapless.executor.fused import FusedDecoder, recognise
 
-    model = random_model()
+    model = random_model(layers)
+    bound = LAYER_BOUND * (layers + 1)
     exact_module = copy.deepcopy(model.module).double()
     exact_module.set_attn_implementation("eager")
     token_ids = torch.randint(0, model.shape.vocab_size, (sum(lengths),), device="cuda")
@@ -93,9 +98,9 @@ def test_the_fused_decoder_is_as_exact_as_the_plain_one(lengths: tuple[int, ...]
         fused_error = relative(out, exact)
         last = torch.tensor(lengths, device="cuda").cumsum(0) - 1
         chosen = fused.logits(token_ids, positions, last, attention)
-    assert fused_error < DECODER_BOUND
+    assert fused_error < bound
     assert fused_error < 1.5 * plain_error
-    assert relative(chosen, exact[last]) < DECODER_BOUND
+    assert relative(chosen, exact[last]) < bound
 
 
 @pytest.mark.parametrize("is_wrong", [False, True], ids=["right", "wrong"])

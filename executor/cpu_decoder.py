@@ -12,7 +12,7 @@ import dataclasses
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, layer_norm
+from torch.nn.functional import embedding, layer_norm, silu
 
 from gapless.executor.attention import StepAttention
 from gapless.executor.cpu_products import PackedProduct, PlainProduct, Product
@@ -45,8 +45,7 @@ class _Parts:
     query_key_norms: tuple[RmsNorm, RmsNorm] | None
     output: Product
     middle_norm: RmsNorm
-    gate: Product
-    up: Product
+    gate_up: Product
     down: Product
 
 
@@ -86,9 +85,8 @@ class CpuDecoder:
             query, key, value = self._rotated(heads, layer.kv_heads, parts.query_key_norms, turn)
             attended = attention.attend(index, query, key, value, layer.scaling, layer.window)
             hidden = parts.output.plus(attended.flatten(1), hidden)
-            normed = parts.middle_norm.of(hidden)
-            gated = parts.up.times(normed, parts.gate.activated(normed))
-            hidden = parts.down.plus(gated, hidden)
+            gate, up = parts.gate_up.of(parts.middle_norm.of(hidden)).chunk(2, dim=-1)
+            hidden = parts.down.plus(silu(gate).mul_(up), hidden)
         if last_tokens is not None:
             hidden = hidden.index_select(0, last_tokens)
         return self._head.of(self._final_norm.of(hidden))
@@ -121,7 +119,6 @@ class CpuDecoder:
 def _parts(
     layer: Layer, product: type[PackedProduct] | type[PlainProduct], epsilon: float
 ) -> _Parts:
-    gate, up = layer.gate_up.chunk(2)
     norms = layer.query_key_norms
     return _Parts(
         input_norm=RmsNorm(layer.input_norm, epsilon),
@@ -129,7 +126,6 @@ def _parts(
         query_key_norms=norms and (RmsNorm(norms[0], epsilon), RmsNorm(norms[1], epsilon)),
         output=product(layer.output, layer.output_bias),
         middle_norm=RmsNorm(layer.middle_norm, epsilon),
-        gate=product(gate),
-        up=product(up),
+        gate_up=product(layer.gate_up),
         down=product(layer.down),
     )

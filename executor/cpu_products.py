@@ -3,8 +3,8 @@
 Owns the choice between oneDNN's own layout of a weight, which is read about twice as fast by
 products of few rows, and the weight as it is. Knows nothing of models. Called by `cpu_decoder`.
 
-What follows a product (a sum, an activation, another factor) is computed before the result is
-rounded and written, where oneDNN does it.
+A sum that follows a product is computed before the result is rounded and written, where oneDNN
+does it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear
 
 PACKED_DTYPES: Final = (torch.float32, torch.bfloat16)
 
@@ -22,16 +22,10 @@ class Product(Protocol):
     """A weight ``[out, in]`` and perhaps a bias ``[out]``, to be multiplied with rows of inputs."""
 
     def of(self, x: Tensor) -> Tensor:
-        """``x @ weight.T + bias``; ``[rows, in]`` to ``[rows, out]``, as the others."""
+        """``x @ weight.T + bias``; ``[rows, in]`` to ``[rows, out]``, as the other."""
 
     def plus(self, x: Tensor, summand: Tensor) -> Tensor:
         """`of`, added to `summand`."""
-
-    def activated(self, x: Tensor) -> Tensor:
-        """SiLU of `of`."""
-
-    def times(self, x: Tensor, factor: Tensor) -> Tensor:
-        """`of`, multiplied with `factor` element by element."""
 
 
 class PlainProduct:
@@ -46,12 +40,6 @@ class PlainProduct:
 
     def plus(self, x: Tensor, summand: Tensor) -> Tensor:
         return self.of(x) + summand
-
-    def activated(self, x: Tensor) -> Tensor:
-        return silu(self.of(x))
-
-    def times(self, x: Tensor, factor: Tensor) -> Tensor:
-        return self.of(x) * factor
 
 
 class PackedProduct:
@@ -72,14 +60,6 @@ class PackedProduct:
 
     def plus(self, x: Tensor, summand: Tensor) -> Tensor:
         product: Tensor = self._binary(x, summand, self._weight, self._bias, "add")
-        return product
-
-    def activated(self, x: Tensor) -> Tensor:
-        product: Tensor = self._unary(x, self._weight, self._bias, "swish", [], "")
-        return product
-
-    def times(self, x: Tensor, factor: Tensor) -> Tensor:
-        product: Tensor = self._binary(x, factor, self._weight, self._bias, "mul")
         return product
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM
 
 from gapless.executor import cpu_start
@@ -68,8 +68,6 @@ def test_products_are_those_of_the_weight(dtype: torch.dtype, rows: int, has_bia
         bound = PRODUCT_BOUND[dtype]
         assert relative(product.of(x), exact) < bound
         assert relative(product.plus(x, other), exact + other.double()) < bound
-        assert relative(product.activated(x), silu(exact)) < bound
-        assert relative(product.times(x, other), exact * other.double()) < bound
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])

@@ -1,9 +1,9 @@
 """A decoder of the Llama kind on a CPU: few calls a layer, weights in the layout of their products.
 
 Owns the way from token ids to logits there, for models whose layers are what `decoder_weights`
-expects; others run through transformers' own layers. At batch 1 half of a step of a small model is
-the calls between the products, so what can be part of a product is (see `cpu_products`). Called by
-the step; made and checked by `cpu_start`.
+expects; others run through transformers' own layers. At batch 1 a quarter of a step of a small
+model is the calls between the products, so there are few. Called by the step; made and checked by
+`cpu_start`.
 """
 
 from __future__ import annotations

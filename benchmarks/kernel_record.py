@@ -113,7 +113,7 @@ def make_ready(server: CudaServer, row_max: int) -> None:
     with torch.cuda.stream(stream):
         for slot in range(SLOT_COUNT):
             for row_count in range(row_max, 0, -1):
-                server.step.capture_forward(slot, server.step.decode_shape(row_count))
+                server.step.capture_forward(slot, server.step.buckets.decode_shape(row_count))
                 server.step.capture_sample(slot, row_count, Features.NONE)
     torch.cuda.synchronize()
 

@@ -145,7 +145,7 @@ class CudaDevice(Device):
     def _capture_at_start(self) -> None:
         pool_mib, took_ms = [], []
         for slot in range(SLOT_COUNT):
-            for shape in self._step.shapes_at_start():
+            for shape in self._step.buckets.at_start():
                 took_ms.append(
                     self._timed(functools.partial(self._step.capture_forward, slot, shape))
                 )
@@ -155,6 +155,8 @@ class CudaDevice(Device):
                     )
                     took_ms.append(self._timed(sample))
             pool_mib.append(self._step.graph_pool_bytes / (1 << 20))
+        if not took_ms:  # the plain backend
+            return
         log.info("graphs: %.1f MiB for one slot, %.1f MiB for both", *pool_mib)
         log.info(
             "capture: %.0f ms for the first size, which loads kernels, %.0f ms for each of %d more",
@@ -198,8 +200,8 @@ class CudaDevice(Device):
         self._flights.append(_Flight(step, frame.row_count, accepted_ns))
 
     def _make_ready(self, frame: Frame) -> None:
-        """Captures the graphs of a shape that is new; takes some ten milliseconds, once."""
-        if self._step.is_ready(frame):
+        """Captures the graphs of a bucket that wants its own; takes some ten milliseconds, once."""
+        if not self._step.wants_own(frame):
             return
         took_ms = self._timed(lambda: self._step.capture(frame))
         shape = (frame.row_count, frame.token_count)

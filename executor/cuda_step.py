@@ -6,9 +6,8 @@ no streams and no events; `cuda_device` says on which stream and when. Everythin
 reads or that is read after a graph ends stands in a `SlotMemory` or in `CudaStep`, outside the
 graphs' memory pool.
 
-A graph serves a *bucket* of rows and tokens (`Shape`). What stands behind the frame's last is
-padding: it writes to the scratch block, and what it samples is not copied back. Steps with few
-prompt tokens are captured too: there, launching the kernels takes longer than running them.
+Which graph serves a step is `buckets`' business. What stands behind the frame's last is padding: it
+writes to the scratch block, and what it samples is not copied back.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ import torch
 
 from gapless.executor import kernels, step_kernels
 from gapless.executor.attention_backends import FLASHINFER, GATHER, make_attention
+from gapless.executor.buckets import CAPTURED_ASSIGNMENTS_PER_ROW, Buckets, Serving, Shape
 from gapless.executor.cuda_attention import CudaAttention, HeadShape, StepRows
 from gapless.executor.cuda_sampler import CudaSampler
-from gapless.executor.flashinfer_attention import workspace_bytes
+from gapless.executor.flashinfer_attention import WORKSPACE_BYTES, workspace_bytes
 from gapless.executor.fused import FusedDecoder
 from gapless.executor.kv import KvPool
 from gapless.executor.model import Model
@@ -41,15 +41,6 @@ from gapless.protos.slots import (
 
 STAMP_COUNT: Final = 2
 """Stamps of the GPU's timer a step: before its first kernel, behind its last."""
-PROMPT_TOKENS_UNIT: Final = 64
-"""Buckets of steps with prompts are multiples of this, from eight of them on of its double."""
-PROMPT_TOKENS_MAX: Final = 1024
-"""Steps of more tokens keep the GPU busy for longer than it takes to launch their kernels."""
-PROMPT_ROWS_MAX: Final = 32
-"""FlashInfer divides a captured step into tiles for long queries, which waste time on many rows of
-one token; steps of many rows keep the GPU busy anyway."""
-CAPTURED_ASSIGNMENTS_PER_ROW: Final = 2
-"""Assignments that a graph applies, a row of the slot; a frame with more is not captured."""
 
 
 class SlotMemory:
@@ -73,16 +64,6 @@ class SlotMemory:
         self.stamps = self.results[: 2 * STAMP_COUNT].view(torch.int64)
         self.sampled, self.faults = self.results[2 * STAMP_COUNT :].view(2, layout.row_max)
         """Tokens of the step (the next step carries over from here) and faults, ``[row_max]``."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Shape:
-    """What a forward graph serves: up to so many rows and tokens."""
-
-    rows: int
-    tokens: int
-    only_decodes: bool
-    """Each row has one token."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,10 +92,18 @@ class CudaStep:
         self._heads = heads
         self._layout = layout
         self._backend = backend
+        self.buckets = Buckets(
+            layout.row_max,
+            layout.token_max,
+            captures=backend != GATHER,
+            captures_prompts=backend == FLASHINFER,
+        )
         device = pool.device
         self.slots = tuple(SlotMemory(layout, device) for _ in range(SLOT_COUNT))
-        shapes = self.shapes_at_start()
-        scratch_bytes = max(workspace_bytes(heads, shape.rows, shape.tokens) for shape in shapes)
+        scratch_bytes = max(
+            (workspace_bytes(heads, s.rows, s.tokens) for s in self.buckets.at_start()),
+            default=WORKSPACE_BYTES,
+        )
         self._workspace = torch.empty(scratch_bytes, dtype=torch.uint8, device=device)
         self._logits = torch.zeros(
             layout.row_max, model.shape.vocab_size, dtype=model.shape.dtype, device=device
@@ -128,72 +117,25 @@ class CudaStep:
             for _ in range(SLOT_COUNT)
         )
 
-    # ------------------------------------------------------------------ which graph
+    # ------------------------------------------------------------------ graphs
 
-    def bucket(self, row_count: int) -> int:
-        """The captured size that serves `row_count` rows: 1, 2, 4, then multiples of 8."""
-        for small in (1, 2, 4):
-            if row_count <= small:
-                return small
-        return min(-(-row_count // 8) * 8, self._layout.row_max)
-
-    def shape_of(self, frame: Frame) -> Shape | None:
-        """The shape whose graph serves `frame`; None if it runs kernel by kernel."""
-        assignments_max = CAPTURED_ASSIGNMENTS_PER_ROW * self._layout.row_max
-        if self._backend == GATHER or len(frame.assignments) > assignments_max:
-            return None
-        if frame.only_decodes:
-            return self.decode_shape(frame.row_count)
-        return self.prompt_shape(frame.row_count, frame.token_count)
-
-    def decode_shape(self, row_count: int) -> Shape:
-        """For steps in which `row_count` rows have one token each."""
-        return Shape(self.bucket(row_count), self.bucket(row_count), only_decodes=True)
-
-    def prompt_shape(self, row_count: int, token_count: int) -> Shape | None:
-        """For steps with prompts, if there is one."""
-        rows = min(self._layout.row_max, PROMPT_ROWS_MAX)
-        tokens_max = min(PROMPT_TOKENS_MAX, self._layout.token_max)
-        if self._backend != FLASHINFER or row_count > rows or token_count > tokens_max:
-            return None
-        unit = (
-            PROMPT_TOKENS_UNIT if token_count <= 8 * PROMPT_TOKENS_UNIT else 2 * PROMPT_TOKENS_UNIT
-        )
-        return Shape(rows, min(-(-token_count // unit) * unit, tokens_max), only_decodes=False)
-
-    def shapes_at_start(self) -> list[Shape]:
-        """All with prompts, and decode rows by powers of two: the largest first.
-
-        The others find room in what it leaves to the pool.
-        """
-        row_max = self._layout.row_max
-        tokens = range(PROMPT_TOKENS_MAX, 0, -PROMPT_TOKENS_UNIT)
-        prompts = [self.prompt_shape(1, count) for count in tokens]
-        rows = [row_max, *(1 << power for power in range(row_max.bit_length() - 1, -1, -1))]
-        shapes = [*prompts, *(self.decode_shape(count) for count in rows)]
-        return list(dict.fromkeys(shape for shape in shapes if shape is not None))
-
-    def is_ready(self, frame: Frame) -> bool:
-        """Whether the graphs of such a step are there, or none are needed."""
-        slot, shape = frame.step % SLOT_COUNT, self.shape_of(frame)
-        sample_key = slot, self.bucket(frame.row_count), frame.features
-        return shape is None or (
-            (slot, shape) in self._forward_graphs and sample_key in self._sample_graphs
-        )
+    def wants_own(self, frame: Frame) -> bool:
+        """Whether `capture` should come before this step. Asked once a step."""
+        return self.buckets.wants_own(frame)
 
     def capture(self, frame: Frame) -> None:
-        """Makes the graphs that `frame` needs and lacks."""
-        slot, shape = frame.step % SLOT_COUNT, self.shape_of(frame)
+        """Makes the graphs of the bucket of `frame`, where they are not there."""
+        slot, shape = frame.step % SLOT_COUNT, self.buckets.shape_of(frame)
         if shape is not None:
             self.capture_forward(slot, shape)
             self.capture_sample(slot, frame.row_count, frame.features)
 
     def capture_forward(self, slot: int, shape: Shape) -> None:
-        """Makes the graph of a shape, if it is not there (none without a kernel).
+        """Makes the graph of a shape, if it is not there.
 
         The slot must be at rest and the current stream the compute stream.
         """
-        if self._backend == GATHER or (slot, shape) in self._forward_graphs:
+        if self.buckets.has_forward(slot, shape):
             return
         memory = self.slots[slot]
         memory.header.zero_()  # no real row: warm-up touches scratch only
@@ -204,15 +146,17 @@ class CudaStep:
         self._forward(slot, shape, attention, most)
         graph = _captured(self._memory_pool, lambda: self._forward(slot, shape, attention, most))
         self._forward_graphs[slot, shape] = _Graphs(graph, attention)
+        self.buckets.made_forward(slot, shape)
 
     def capture_sample(self, slot: int, row_count: int, features: Features) -> None:
         """Makes the sample graph for so many rows, likewise."""
-        key = slot, self.bucket(row_count), features
-        if self._backend == GATHER or key in self._sample_graphs:
+        key = slot, self.buckets.rows(row_count), features
+        if self.buckets.has_sample(*key):
             return
         self.slots[slot].header.zero_()
         self._sample(*key)
         self._sample_graphs[key] = _captured(self._memory_pool, lambda: self._sample(*key))
+        self.buckets.made_sample(*key)
 
     @property
     def graph_pool_bytes(self) -> int:
@@ -228,21 +172,31 @@ class CudaStep:
 
     def plan(self, frame: Frame) -> None:
         """Prepares the attention of `frame` on the host; copies go to the current stream."""
-        slot, shape, rows = frame.step % SLOT_COUNT, self.shape_of(frame), frame.rows
-        if shape is None:
+        slot, rows = frame.step % SLOT_COUNT, frame.rows
+        serving = self._serving(frame)
+        if serving is None:
             self._loose[slot].plan(rows.query_length, rows.context_length)
             return
+        shape = serving.forward
         padded = _padded(shape, rows.query_length, rows.context_length)
         self._forward_graphs[slot, shape].attention.plan(*padded)
 
     def run(self, frame: Frame) -> None:
         """Enqueues the step on the current stream; the slot's memory holds the frame by then."""
-        slot, shape = frame.step % SLOT_COUNT, self.shape_of(frame)
-        if shape is None:
+        slot, serving = frame.step % SLOT_COUNT, self._serving(frame)
+        if serving is None:
             self._run_loose(frame, slot)
             return
-        self._forward_graphs[slot, shape].forward.replay()
-        self._sample_graphs[slot, self.bucket(frame.row_count), frame.features].replay()
+        self._forward_graphs[slot, serving.forward].forward.replay()
+        self._sample_graphs[slot, serving.sample_rows, frame.features].replay()
+
+    def _serving(self, frame: Frame) -> Serving | None:
+        """None: the step runs kernel by kernel."""
+        if self.buckets.shape_of(frame) is None:
+            return None
+        serving = self.buckets.serving(frame)
+        assert serving is not None, f"step {frame.step}: no graph was made for it"
+        return serving
 
     @torch.inference_mode()
     def _run_loose(self, frame: Frame, slot: int) -> None:

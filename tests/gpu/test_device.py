@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from gapless.executor import buckets
 from gapless.executor.attention_backends import FA3, FLASHINFER, available_backends
 from gapless.executor.model import Model
 from gapless.protos.sampling import Sampling
@@ -110,8 +111,15 @@ def test_lengths_at_block_borders(server: CudaServer, length: int) -> None:
         assert server.serve([Request(prompt[:length], new)])[0] == whole[:new]
 
 
-def test_every_row_count_of_every_bucket(model: Model, backend: str, oracle: Oracle) -> None:
-    """Each row, the padding behind it whatever it is, continues a prompt of its own."""
+@pytest.mark.parametrize("wanted_min", [0, buckets.WANTED_MIN])
+def test_every_row_count_of_every_bucket(
+    model: Model, backend: str, oracle: Oracle, wanted_min: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row, the padding behind it whatever it is, continues a prompt of its own.
+
+    With each bucket's own graph, and with those that are made at the start.
+    """
+    monkeypatch.setattr(buckets, "WANTED_MIN", wanted_min)
     server = CudaServer(model, backend=backend, row_max=33, context_length=128)
     for count in range(1, 34):
         requests = [Request(prompt, 4) for prompt in prompts(count, count, 40)]

@@ -2,7 +2,7 @@
 
 Owns the memory through which the kernels hand on; `sampler` owns the rules. Called by `cuda_step`.
 
-A greedy step runs two kernels; random rows add two, and truncated ones four more, in which greedy
+A greedy step runs two kernels; random rows add two, and truncated ones six more, in which greedy
 rows end at once. Biases and allowed lists are applied by `sampler.adjusted`, which makes a copy of
 the logits in float32: the only steps in which memory is taken while a graph is captured.
 """
@@ -25,8 +25,9 @@ TILE: Final = 4096
 """Tokens of a tile."""
 SAMPLE: Final = 4096
 """Tokens from which a border is guessed."""
-ROUNDS: Final = 2
-"""Guesses of a border, before a row in which all missed is searched wherever it can be."""
+ROUNDS: Final = 3
+"""Guesses of a border, before a row in which all missed is searched wherever it can be. Top-p behind
+top-k needs two, and a row like a real vocabulary's misses every second first one."""
 
 
 def tile_places(vocab_size: int, tile: int) -> int:

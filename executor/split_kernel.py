@@ -84,18 +84,13 @@ def proposed(row, low, high, share, by_mass, SAMPLE: tl.constexpr):
     start = tl.maximum(tl.min(tl.where(inside, keys, high), axis=0) - 1, low)
     end = tl.minimum(tl.max(tl.where(inside, keys, low), axis=0) + 1, high)
     rank = share * total
-    variance = rank * (1.0 - share)
     if by_mass:
         weights = tl.where(inside, weights_of(keys), 0.0)
         target = share * tl.sum(weights, axis=0) + tl.zeros([1], tl.float32)
         key = tl.max(_quantiles(keys, weights, start, end, target)[1], axis=0)
         rank = tl.sum(tl.where(keys <= key, ones, 0.0), axis=0)
-        # A few heavy tokens more or less in the sample are many light ones.
-        parts = tl.where(keys <= key, 1.0 - share, share) * weights
-        parts /= tl.maximum(weights_of(key), 2.0**-60)
-        variance = tl.sum(parts * parts, axis=0)
     # Three times the deviation of the border's rank, that a sample of so many has.
-    margin = 3.0 * tl.sqrt(variance) + 2.0
+    margin = 3.0 * tl.sqrt(tl.maximum(rank * (1.0 - rank / total), 0.0)) + 2.0
     column = tl.arange(0, 4)
     ranks = tl.where(
         column == 0, SAMPLE // TOP_SHARE, tl.where(column == 1, rank - margin, rank + margin)

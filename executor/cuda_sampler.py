@@ -26,8 +26,10 @@ TILE: Final = 4096
 SAMPLE: Final = 4096
 """Tokens from which a border is guessed."""
 ROUNDS: Final = 3
-"""Guesses of a border, before a row in which all missed is searched wherever it can be. Top-p behind
-top-k needs two, and a row like a real vocabulary's misses every second first one."""
+"""Guesses of a border, before a row in which all missed is searched wherever it can be.
+
+Top-p behind top-k needs two, and a row like a real vocabulary's misses every second first one.
+"""
 
 
 def tile_places(vocab_size: int, tile: int) -> int:

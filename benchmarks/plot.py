@@ -43,6 +43,7 @@ LEGEND: Final = {
     "step": STEP_COLOURS[0],
     **{f"idle: {cause}": colour for cause, colour in CAUSE_COLOURS.items()},
 }
+QUANTILES: Final = ("p50", "p95", "p99")
 COLUMNS: Final = (
     ("system", ("system",), ""),
     ("mode", ("mode",), ""),
@@ -98,6 +99,8 @@ def write_page(results: Path, page: Path) -> None:
         parts.append("There are no results yet.\n")
     plots = page.parent / "plots"
     page.parent.mkdir(parents=True, exist_ok=True)
+    for old in plots.glob("[0-9]*.svg"):
+        old.unlink()
     for number, rows in enumerate(groups, 1):
         parts.append(section(rows))
         pictures = draw(rows)
@@ -110,6 +113,9 @@ def write_page(results: Path, page: Path) -> None:
     stamps = page.parent / "checks" / "stamps.json"
     if stamps.is_file():
         parts.append(stamps_section(json.loads(stamps.read_text())))
+    loads = page.parent / "checks" / "server.json"
+    if loads.is_file():
+        parts.append(loads_section(json.loads(loads.read_text())))
     page.write_text("\n".join(parts))
 
 
@@ -147,6 +153,35 @@ def stamps_section(found: dict[str, Any]) -> str:
                 )
     if remark := found.get("remark"):
         lines += ["", remark]
+    return "\n".join([*lines, ""])
+
+
+def loads_section(rows: Sequence[Row]) -> str:
+    """What clients saw of a whole server under some loads (``gapless bench --server``)."""
+    first = rows[0]
+    lines = [
+        "## Through the whole stack",
+        "",
+        f"`gapless bench --server`, clients on the same machine; {first['work']['model']}, "
+        f"{first['gpu']}, run {first['run_id']}; ms at p50 / p95 / p99 "
+        "([all numbers](checks/server.json)). *In the server* is what gateway and scheduler add to "
+        "the time in which the device computes before a first token.",
+        "",
+        "| load | flush interval, ms | tokens/s | first token | in the server | between tokens "
+        "| added there, p99 | gateway, µs of CPU a token |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        work, added = row["work"], row["added"]
+        rate, at_once = work["rate"], work["concurrency"]
+        load = f"{at_once} at once" if rate is None else f"{rate:.1f} a second, Poisson"
+        spreads = [row["ttft_ms"], added["ttft_ms_in_server"], row["inter_token_ms"]]
+        cells = [" / ".join(f"{spread[q]:.1f}" for q in QUANTILES) for spread in spreads]
+        lines.append(
+            f"| {load} | {work['flush_interval_ms']} | {row['tokens_per_s']:,.0f} | {cells[0]} "
+            f"| {cells[1]} | {cells[2]} | {added['inter_token_ms']['p99']:.2f} "
+            f"| {row['cpu_us_per_token']['gapless.gateway']:.0f} |"
+        )
     return "\n".join([*lines, ""])
 
 

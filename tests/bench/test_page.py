@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from benchmarks import summary
-from benchmarks.plot import read_groups, stamps_section, write_front, write_page
+from benchmarks.plot import loads_section, read_groups, stamps_section, write_front, write_page
 from tests.bench.test_trace import run_of
 
 OTHERS: dict[str, Any] = {
@@ -108,3 +108,22 @@ def test_step_logs_become_pictures(tmp_path: Path) -> None:
     shown = pictures[2].read_text()
     assert shown.count(">scheduler<") >= 2
     assert "border and upload" in shown
+
+
+def test_loads_of_a_server_are_told_by_arrivals() -> None:
+    spread = {"p50": 1.0, "p95": 2.0, "p99": 3.0}
+    row: dict[str, Any] = {
+        "work": {"model": "tiny", "rate": None, "concurrency": 8, "flush_interval_ms": 20},
+        "gpu": "some GPU",
+        "run_id": "r2",
+        "tokens_per_s": 1234.5,
+        "ttft_ms": spread,
+        "inter_token_ms": spread,
+        "added": {"ttft_ms_in_server": spread, "inter_token_ms": spread},
+        "cpu_us_per_token": {"gapless.gateway": 61.2},
+    }
+    poisson = {**row, "work": {**row["work"], "rate": 2.0, "concurrency": None}}
+    text = loads_section([row, poisson])
+    cells = "| 1.0 / 2.0 / 3.0 | 1.0 / 2.0 / 3.0 | 1.0 / 2.0 / 3.0 | 3.00 | 61 |"
+    assert f"| 8 at once | 20 | 1,234 {cells}" in text
+    assert f"| 2.0 a second, Poisson | 20 | 1,234 {cells}" in text

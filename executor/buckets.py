@@ -5,8 +5,9 @@ no GPU: `cuda_step` makes the graphs and says so here. Called by it alone.
 
 A graph serves a *bucket* of rows and tokens; what stands behind the frame's last is padding. At the
 start, decode steps get graphs for powers of two. A bucket between them is served by the next larger
-graph, and gets its own once it was wanted so often that this pays: making one stops the device. Steps with few prompt tokens are captured too: there,
-launching the kernels takes longer than running them.
+graph, and gets its own once it was wanted so often that this pays: making one stops the device.
+Steps with few prompt tokens are captured too: there, launching the kernels takes longer than
+running them.
 """
 
 from __future__ import annotations

@@ -133,9 +133,30 @@ class Buckets:
         bisect.insort(self._sample_rows[slot, features], rows)
 
     def serving(self, frame: Frame) -> Serving | None:
-        """The graphs for a frame that has a bucket: its own, else the next larger; None: none."""
-        slot, shape = frame.step % SLOT_COUNT, self.shape_of(frame)
-        assert shape is not None, f"step {frame.step} runs kernel by kernel"
+        """The graphs that `frame` runs; None if it runs kernel by kernel."""
+        shape = self.shape_of(frame)
+        if shape is None:
+            return None
+        found = self._found(frame, shape)
+        assert found is not None, f"step {frame.step}: no graph was made for it"
+        return found
+
+    def wants_own(self, frame: Frame) -> bool:
+        """Whether graphs should be made for the bucket of `frame` first. Asked once a step."""
+        shape = self.shape_of(frame)
+        if shape is None:
+            return False
+        found = self._found(frame, shape)
+        if found is None:
+            return True
+        if found == Serving(shape, self.rows(frame.row_count)):
+            return False
+        self._wanted[shape] += 1
+        return self._wanted[shape] > WANTED_MIN
+
+    def _found(self, frame: Frame, shape: Shape) -> Serving | None:
+        """The graphs of the frame's bucket, else the next larger ones, if there are any."""
+        slot = frame.step % SLOT_COUNT
         sample_rows = _at_least(self._sample_rows[slot, frame.features], self.rows(frame.row_count))
         if sample_rows is None:
             return None
@@ -143,19 +164,6 @@ class Buckets:
             return Serving(shape, sample_rows)
         rows = _at_least(self._decode_rows[slot], shape.rows) if shape.only_decodes else None
         return None if rows is None else Serving(self.decode_shape(rows), sample_rows)
-
-    def wants_own(self, frame: Frame) -> bool:
-        """Whether graphs should be made for the bucket of `frame` now. Asked once a step."""
-        shape = self.shape_of(frame)
-        if shape is None:
-            return False
-        serving = self.serving(frame)
-        if serving is None:
-            return True
-        if serving == Serving(shape, self.rows(frame.row_count)):
-            return False
-        self._wanted[shape] += 1
-        return self._wanted[shape] > WANTED_MIN
 
 
 def _at_least(rising: list[int], least: int) -> int | None:

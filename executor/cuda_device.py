@@ -180,17 +180,18 @@ class CudaDevice(Device):
         frame.check()
         check_carry(frame, self._last_row_count)
         self._make_ready(frame)
+        serving = self._step.buckets.serving(frame)
         slot = self._slots[slot_index]
         torch.cuda.set_stream(self._h2d)
         slot.frame.enqueue(self._layout.tokens_at + 8 * frame.token_count)
         if len(frame.assignments):
             slot.assignments.enqueue(12 * len(frame.assignments))
-        self._step.plan(frame)
+        self._step.plan(frame, serving)
         slot.staged.record(self._h2d)
         accepted_ns = time.monotonic_ns()
         torch.cuda.set_stream(self._compute)
         self._compute.wait_event(slot.staged)
-        self._step.run(frame)
+        self._step.run(frame, serving)
         slot.computed.record(self._compute)
         torch.cuda.set_stream(self._d2h)
         self._d2h.wait_event(slot.computed)
@@ -201,7 +202,7 @@ class CudaDevice(Device):
 
     def _make_ready(self, frame: Frame) -> None:
         """Captures the graphs of a bucket that wants its own; takes some ten milliseconds, once."""
-        if not self._step.wants_own(frame):
+        if not self._step.buckets.wants_own(frame):
             return
         took_ms = self._timed(lambda: self._step.capture(frame))
         shape = (frame.row_count, frame.token_count)

@@ -119,10 +119,6 @@ class CudaStep:
 
     # ------------------------------------------------------------------ graphs
 
-    def wants_own(self, frame: Frame) -> bool:
-        """Whether `capture` should come before this step. Asked once a step."""
-        return self.buckets.wants_own(frame)
-
     def capture(self, frame: Frame) -> None:
         """Makes the graphs of the bucket of `frame`, where they are not there."""
         slot, shape = frame.step % SLOT_COUNT, self.buckets.shape_of(frame)
@@ -170,10 +166,14 @@ class CudaStep:
 
     # ------------------------------------------------------------------ a step
 
-    def plan(self, frame: Frame) -> None:
-        """Prepares the attention of `frame` on the host; copies go to the current stream."""
+    def plan(self, frame: Frame, serving: Serving | None) -> None:
+        """Prepares the attention of `frame` on the host; copies go to the current stream.
+
+        Args:
+            frame: of the step.
+            serving: what `buckets` say of it, as for `run`.
+        """
         slot, rows = frame.step % SLOT_COUNT, frame.rows
-        serving = self._serving(frame)
         if serving is None:
             self._loose[slot].plan(rows.query_length, rows.context_length)
             return
@@ -181,22 +181,14 @@ class CudaStep:
         padded = _padded(shape, rows.query_length, rows.context_length)
         self._forward_graphs[slot, shape].attention.plan(*padded)
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: Frame, serving: Serving | None) -> None:
         """Enqueues the step on the current stream; the slot's memory holds the frame by then."""
-        slot, serving = frame.step % SLOT_COUNT, self._serving(frame)
+        slot = frame.step % SLOT_COUNT
         if serving is None:
             self._run_loose(frame, slot)
             return
         self._forward_graphs[slot, serving.forward].forward.replay()
         self._sample_graphs[slot, serving.sample_rows, frame.features].replay()
-
-    def _serving(self, frame: Frame) -> Serving | None:
-        """None: the step runs kernel by kernel."""
-        if self.buckets.shape_of(frame) is None:
-            return None
-        serving = self.buckets.serving(frame)
-        assert serving is not None, f"step {frame.step}: no graph was made for it"
-        return serving
 
     @torch.inference_mode()
     def _run_loose(self, frame: Frame, slot: int) -> None:

@@ -87,7 +87,6 @@ def test_a_bucket_that_is_wanted_now_and_then_never_stops_the_device() -> None:
 def test_features_without_any_sample_graph_get_theirs_at_once() -> None:
     buckets = started()
     frame = decoding(18, features=Features.BIAS)
-    assert buckets.serving(frame) is None
     assert buckets.wants_own(frame)
     buckets.made_forward(0, decodes(24))
     buckets.made_sample(0, 24, Features.BIAS)
@@ -99,7 +98,7 @@ def test_prompts_have_graphs_up_to_some_tokens_and_rows() -> None:
     few = reading(row_count=3, token_count=70)
     assert buckets.serving(few) == Serving(Shape(32, 128, only_decodes=False), 4)
     for frame in (reading(33, 70), reading(3, 1025)):
-        assert buckets.shape_of(frame) is None
+        assert buckets.serving(frame) is None
         assert not buckets.wants_own(frame)
 
 

@@ -7,9 +7,6 @@ few lanes; tests/gpu compares them at full size.
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -22,6 +19,7 @@ from gapless.protos.slots import Features, RowFault
 
 pytest.importorskip("triton", reason="triton is not installed: no interpreter for the kernels")
 
+from tests.executor.compiling import compiled_count
 from tests.executor.drawing import EVERYTHING, Table
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -117,16 +115,7 @@ def test_a_border_right_behind_the_top(levels: int) -> None:
     torch.cuda.is_available(), reason="the kernels are compiled for this GPU anyway"
 )
 def test_the_kernels_compile_for_hopper() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.executor.compile_sampling"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("compiled") == 8
+    assert compiled_count("tests.executor.compile_sampling") == 8
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)

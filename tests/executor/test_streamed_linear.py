@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from gapless.executor import streamed_linear
+from tests.executor.compiling import compiled_count
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 32, 33, 64])
@@ -28,13 +25,4 @@ def test_a_tiling_depends_on_the_bucket_alone() -> None:
 
 
 def test_the_kernel_compiles_for_hopper() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.executor.compile_streamed_linear"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("compiled") == 7
+    assert compiled_count("tests.executor.compile_streamed_linear") == 7

@@ -3,8 +3,9 @@
 Each round measures, at each batch size, the server (`gapless.bench`: scheduler and executor as
 served) and both ways that transformers has to continue a batch, `generate` and `generate_batch`,
 with the same model folder, dtypes and lengths; greedy, without end tokens. What is loaded stays
-loaded, and everybody has done the same work once before it counts. Of several rounds the least time
-counts, for each alike: on a machine that others use as well, nobody is ever too fast.
+loaded, and everybody has done the same work once before it counts. Of several rounds, in each of
+which everybody runs once, the least time counts: on a machine that others use as well, nobody is
+ever too fast.
 
 Writes one object a measurement, as `gapless bench` does, and prints a table with the ratio of
 Gapless to the better of the others in any dtype.
@@ -136,14 +137,14 @@ def peer(folder: str, dtype: str, mode: str, options: argparse.Namespace) -> Ite
 # ------------------------------------------------------------------ both sides
 
 
-def measure_gapless(model: str, dtype: str, work: Work) -> list[Row]:
-    """Both measured runs of one server, as `gapless bench` describes them."""
+def measure_gapless(model: str, dtype: str, work: Work) -> Row:
+    """One measured run of a server, as `gapless bench` describes it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
         flags = [
             *("--model", model, "--device", "cpu", "--dtype", dtype, "--depth", "2"),
             *("--batch", str(work.batch), "--prompt", str(work.prompt), "--new", str(work.new)),
-            *("--repeats", "2", "--json", str(path)),
+            *("--json", str(path)),
         ]
         subprocess.run(
             [sys.executable, "-m", "gapless.bench", *flags],
@@ -151,7 +152,8 @@ def measure_gapless(model: str, dtype: str, work: Work) -> list[Row]:
             stderr=subprocess.DEVNULL,
             check=True,
         )
-        return [dict(row) for row in json.loads(path.read_text())]
+        (row,) = json.loads(path.read_text())
+        return dict(row)
 
 
 def measure_all(options: argparse.Namespace) -> list[Row]:
@@ -170,7 +172,7 @@ def measure_all(options: argparse.Namespace) -> list[Row]:
                 for dtype in options.dtypes:
                     if number > 0:
                         found = measure_gapless(source, dtype, work)
-                        runs.setdefault(("gapless", "depth2", dtype, batch), []).extend(found)
+                        runs.setdefault(("gapless", "depth2", dtype, batch), []).append(found)
                     for mode in PEER_MODES:
                         answer = peers[mode, dtype](batch)
                         if number > 0:  # the first time is to warm up

@@ -64,10 +64,12 @@ def section(works: Sequence[dict[str, Row]], plots: Path) -> str:
     systems = [system for system in SYSTEMS if any(system in rows for rows in works)]
     labels = [f"{SYSTEMS[system][0]}{_version(works, system)}" for system in systems]
     first = works[0]["gapless"]
+    runs = {row["run_id"] for rows in works for row in rows.values()}
     lines = [
         f"One {first['gpu']}, {first['work']['model'].removeprefix('preset:')} architecture with "
-        "random weights, bf16, greedy; output tokens a second, milliseconds a step. What stands "
-        "in one row was measured together, different rows at different times:",
+        "random weights, bf16, greedy; output tokens a second, milliseconds a step. "
+        + ("All of it" if len(runs) == 1 else "What stands in one row")
+        + " was measured in one run on one machine:",
         "",
         "| work | " + " | ".join(labels) + " |",
         "| --- |" + " ---: |" * len(labels),

@@ -69,6 +69,12 @@ def test_the_front_page_compares_what_ran_together(tmp_path: Path) -> None:
     text = front.read_text()
     assert text.startswith("before\n")
     assert text.endswith(f"{summary.END}\nafter\n")
+    assert "All of it was measured in one run" in text
+    other = {"run_id": "r3", "work": {**fast["work"], "batch": 9}}
+    rows = [{**fast, **other}, {**fast, **other, "system": "vllm", "mode": "async"}]
+    (results / "later.json").write_text(json.dumps(rows))
+    write_front(results, tmp_path / "benchmarks" / "README.md", front)
+    assert "What stands in one row was measured in one run" in front.read_text()
     assert "old" not in text
     assert "| work | Gapless | transformers 5.17 |" in text
     assert "| 2 requests, 3 + 4 tokens | 4,000 (8.50 ms) | 2,500 |" in text

@@ -5,11 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gapless.executor.buckets import WANTED_MIN, Buckets, Serving, Shape
+from gapless.executor.buckets import (
+    PROMPT_ROWS_MAX,
+    PROMPT_TOKENS_MAX,
+    WANTED_MIN,
+    Buckets,
+    Serving,
+    Shape,
+)
 from gapless.protos.slots import SLOT_COUNT, Features, Frame
 from tests.executor.steps import Row, make_frame
 
-ROW_MAX = 40
+ROW_MAX = 72
 TOKEN_MAX = 2048
 
 
@@ -45,14 +52,15 @@ def decodes(rows: int) -> Shape:
 
 def test_the_start_has_powers_of_two_and_all_sizes_with_prompts() -> None:
     shapes = started().at_start()
-    assert [shape.rows for shape in shapes if shape.only_decodes] == [40, 32, 16, 8, 4, 2, 1]
+    assert [shape.rows for shape in shapes if shape.only_decodes] == [72, 64, 32, 16, 8, 4, 2, 1]
     tokens = [shape.tokens for shape in shapes if not shape.only_decodes]
     assert tokens == [1024, 896, 768, 640, 512, 448, 384, 320, 256, 192, 128, 64]
-    assert len(started(prompts=False).at_start()) == 7
+    assert len(started(prompts=False).at_start()) == 8
 
 
 @pytest.mark.parametrize(
-    ("row_count", "rows"), [(1, 1), (3, 4), (5, 8), (17, 32), (32, 32), (33, 40), (40, 40)]
+    ("row_count", "rows"),
+    [(1, 1), (3, 4), (5, 8), (17, 32), (32, 32), (33, 64), (65, 72), (72, 72)],
 )
 def test_a_bucket_without_graphs_is_served_by_the_next_larger(row_count: int, rows: int) -> None:
     buckets = started()
@@ -96,8 +104,8 @@ def test_features_without_any_sample_graph_get_theirs_at_once() -> None:
 def test_prompts_have_graphs_up_to_some_tokens_and_rows() -> None:
     buckets = started()
     few = reading(row_count=3, token_count=70)
-    assert buckets.serving(few) == Serving(Shape(32, 128, only_decodes=False), 4)
-    for frame in (reading(33, 70), reading(3, 1025)):
+    assert buckets.serving(few) == Serving(Shape(PROMPT_ROWS_MAX, 128, only_decodes=False), 4)
+    for frame in (reading(PROMPT_ROWS_MAX + 1, 70), reading(3, PROMPT_TOKENS_MAX + 1)):
         assert buckets.serving(frame) is None
         assert not buckets.wants_own(frame)
 

@@ -6,7 +6,8 @@ STAMP := $(VENV)/set-up.stamp
 MODEL ?= demo
 ARGS ?=
 
-.PHONY: setup demo test serve check stubs sim bench-scheduler bench-executor-host bench bench-page clean
+.PHONY: setup demo test serve check stubs sim bench-scheduler bench-executor-host bench bench-gateway \
+	bench-page clean
 
 setup: $(STAMP)
 
@@ -48,6 +49,10 @@ bench-executor-host: setup
 # Both depths on this machine, through the real processes. make bench ARGS="--model preset:llama-8b --new 8192"
 bench: setup
 	$(BIN)/gapless bench $(if $(ARGS),$(ARGS),--model preset:tiny)
+
+# What one gateway process carries; needs h2load (Debian: nghttp2-client).
+bench-gateway: setup
+	$(BIN)/python -m benchmarks.gateway_capacity $(ARGS)
 
 # benchmarks/README.md and its plots, from benchmarks/results.
 bench-page: setup

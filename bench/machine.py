@@ -35,10 +35,15 @@ def device_name(device: str) -> str:
     """Such as "NVIDIA H200"; for the CPU its model."""
     if device.startswith("cuda"):
         return _ask_gpu("name") or device
+    return f"none (CPU: {processor_name()})"
+
+
+def processor_name() -> str:
+    """Such as "AMD EPYC"; where Linux does not say, the architecture."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
-            return f"none (CPU: {line.partition(':')[2].strip()})"
-    return f"none (CPU: {platform.machine()})"
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def device_memory_bytes() -> int | None:

@@ -57,7 +57,7 @@ def run_peer(folder: str, dtype: str, mode: str, prompt: int, new: int) -> None:
     from transformers import AutoModelForCausalLM
 
     attention = "sdpa" if mode == "generate" else "paged|sdpa"
-    model = AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(  # type: ignore[no-untyped-call]
         folder, dtype=getattr(torch, dtype), attn_implementation=attention
     ).eval()
     answers = os.fdopen(os.dup(1), "w")
@@ -93,7 +93,7 @@ def _generate_batch(model: Any, prompts: Any, new: int) -> int:
     batch, prompt = prompts.shape
     outputs = model.generate_batch(
         prompts.tolist(),
-        generation_config=GenerationConfig(
+        generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
             do_sample=False, max_new_tokens=new, eos_token_id=-1, pad_token_id=0
         ),
         continuous_batching_config=ContinuousBatchingConfig(
@@ -237,7 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--peer", nargs=3, metavar=("FOLDER", "DTYPE", "MODE"), help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if options.peer:
-        run_peer(*options.peer, options.prompt, options.new)
+        folder, dtype, mode = options.peer
+        run_peer(folder, dtype, mode, options.prompt, options.new)
         return 0
     options.command = f"python -m benchmarks.cpu_peers {shlex.join(words)}".strip()
     options.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"

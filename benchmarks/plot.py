@@ -116,6 +116,9 @@ def write_page(results: Path, page: Path) -> None:
     loads = page.parent / "checks" / "server.json"
     if loads.is_file():
         parts.append(loads_section(json.loads(loads.read_text())))
+    capacity = page.parent / "checks" / "gateway.json"
+    if capacity.is_file():
+        parts.append(capacity_section(json.loads(capacity.read_text())))
     page.write_text("\n".join(parts))
 
 
@@ -181,6 +184,33 @@ def loads_section(rows: Sequence[Row]) -> str:
             f"| {load} | {work['flush_interval_ms']} | {row['tokens_per_s']:,.0f} | {cells[0]} "
             f"| {cells[1]} | {cells[2]} | {added['inter_token_ms']['p99']:.2f} "
             f"| {row['cpu_us_per_token']['gapless.gateway']:.0f} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def capacity_section(rows: Sequence[Row]) -> str:
+    """What one gateway process carries, by `gateway_capacity`."""
+    first = rows[0]
+    lines = [
+        "## What one gateway process carries",
+        "",
+        "`python -m benchmarks.gateway_capacity`: a stand-in scheduler, "
+        f"{first['streams']} streams that get a token each {first['step_ms']:g} ms, "
+        f"{first['steps']:,} times; {first['processor']}, {first['cores']} cores for all. The "
+        "gateway keeps up if the newest token of a delta is not longer on its way at the end than "
+        "before ([all numbers](checks/gateway.json)).",
+        "",
+        "| flush interval, ms | tokens/s | cores | µs a token | tokens a delta "
+        "| newest token, ms, p50 / p95 / p99 | in the last tenth | oldest token |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        spreads = ["newest_token_ms", "newest_token_ms_last_tenth", "oldest_token_ms"]
+        cells = [" / ".join(f"{row[name][q]:.1f}" for q in QUANTILES) for name in spreads]
+        lines.append(
+            f"| {row['flush_interval_ms']} | {row['tokens_per_s']:,.0f} "
+            f"| {row['gateway_cores']:.2f} | {row['gateway_us_per_token']:.0f} "
+            f"| {row['tokens_per_delta']:.1f} | {cells[0]} | {cells[1]} | {cells[2]} |"
         )
     return "\n".join([*lines, ""])
 

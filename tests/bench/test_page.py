@@ -8,9 +8,17 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
 
-from benchmarks import summary
-from benchmarks.plot import loads_section, read_groups, stamps_section, write_front, write_page
+from benchmarks import gateway_capacity, summary
+from benchmarks.plot import (
+    capacity_section,
+    loads_section,
+    read_groups,
+    stamps_section,
+    write_front,
+    write_page,
+)
 from tests.bench.test_trace import run_of
 
 OTHERS: dict[str, Any] = {
@@ -133,3 +141,32 @@ def test_loads_of_a_server_are_told_by_arrivals() -> None:
     cells = "| 1.0 / 2.0 / 3.0 | 1.0 / 2.0 / 3.0 | 1.0 / 2.0 / 3.0 | 3.00 | 61 |"
     assert f"| 8 at once | 20 | 1,234 {cells}" in text
     assert f"| 2.0 a second, Poisson | 20 | 1,234 {cells}" in text
+
+
+def test_what_a_gateway_carries_is_told_by_flush_interval() -> None:
+    spread = {"p50": 1.0, "p95": 2.0, "p99": 3.0}
+    row = {
+        "streams": 256,
+        "step_ms": 10.0,
+        "flush_interval_ms": 20,
+        "steps": 1000,
+        "processor": "some processor",
+        "cores": 2,
+        "tokens_per_s": 25600.4,
+        "tokens_per_delta": 2.71,
+        "gateway_cores": 0.851,
+        "gateway_us_per_token": 33.2,
+        "newest_token_ms": spread,
+        "newest_token_ms_last_tenth": spread,
+        "oldest_token_ms": spread,
+    }
+    cells = " | ".join(["1.0 / 2.0 / 3.0"] * 3)
+    assert f"| 20 | 25,600 | 0.85 | 33 | 2.7 | {cells} |" in capacity_section([row])
+
+
+def test_a_gateway_is_not_loaded_without_the_client(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert gateway_capacity.main([]) == 2
+    assert "nghttp2-client" in capsys.readouterr().err

@@ -72,10 +72,8 @@ class Buckets:
 
     def rows(self, row_count: int) -> int:
         """The bucket of `row_count` rows: 1, 2, 4, then multiples of 8."""
-        for small in (1, 2, 4):
-            if row_count <= small:
-                return small
-        return min(-(-row_count // 8) * 8, self._row_max)
+        smalls = (small for small in (1, 2, 4) if row_count <= small)
+        return min(next(smalls, -(-row_count // 8) * 8), self._row_max)
 
     def decode_shape(self, row_count: int) -> Shape:
         """For steps in which `row_count` rows have one token each."""
@@ -99,7 +97,7 @@ class Buckets:
         """
         if not self._captures:
             return []
-        tokens = range(PROMPT_TOKENS_MAX, 0, -PROMPT_TOKENS_UNIT)
+        tokens = range(min(PROMPT_TOKENS_MAX, self._token_max), 0, -PROMPT_TOKENS_UNIT)
         prompts = [self.prompt_shape(1, count) for count in tokens]
         powers = range(self._row_max.bit_length() - 1, -1, -1)
         rows = [self._row_max, *(1 << power for power in powers)]

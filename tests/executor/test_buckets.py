@@ -35,9 +35,11 @@ def reading(row_count: int, token_count: int) -> Frame:
     return make_frame([*rows, prompt])
 
 
-def started(*, prompts: bool = True) -> Buckets:
+def started(
+    *, prompts: bool = True, row_max: int = ROW_MAX, token_max: int = TOKEN_MAX
+) -> Buckets:
     """With the graphs that are made at the start."""
-    buckets = Buckets(ROW_MAX, TOKEN_MAX, captures=True, captures_prompts=prompts)
+    buckets = Buckets(row_max, token_max, captures=True, captures_prompts=prompts)
     for slot in range(SLOT_COUNT):
         for shape in buckets.at_start():
             buckets.made_forward(slot, shape)
@@ -90,6 +92,27 @@ def test_a_bucket_that_is_wanted_now_and_then_never_stops_the_device() -> None:
     for row_count in (18, 34, 12, 3, 27):
         for step in range(WANTED_MIN // 2):
             assert not buckets.wants_own(decoding(row_count, step))
+
+
+@pytest.mark.parametrize(
+    ("row_max", "token_max"),
+    [(1, 20), (2, 64), (3, 20), (3, 1024), (5, 40), (13, 65), (64, 100), (64, 1000), (65, 950)],
+)
+def test_every_step_finds_graphs_that_hold_it_and_are_no_larger_than_a_slot(
+    row_max: int, token_max: int
+) -> None:
+    buckets = started(row_max=row_max, token_max=token_max)
+    for row_count in range(1, row_max + 1):
+        frames = [decoding(row_count)]
+        if row_count <= PROMPT_ROWS_MAX:
+            longest = min(token_max, PROMPT_TOKENS_MAX)
+            frames += [reading(row_count, count) for count in (row_count + 1, longest)]
+        for frame in frames:
+            serving = buckets.serving(frame)
+            assert serving is not None
+            assert row_count <= serving.sample_rows <= row_max
+            assert row_count <= serving.forward.rows <= row_max
+            assert frame.token_count <= serving.forward.tokens <= token_max
 
 
 def test_features_without_any_sample_graph_get_theirs_at_once() -> None:

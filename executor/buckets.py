@@ -68,7 +68,7 @@ class Buckets:
         self._forwards: set[tuple[int, Shape]] = set()
         self._decode_rows: tuple[list[int], ...] = tuple([] for _ in range(SLOT_COUNT))
         self._sample_rows: dict[tuple[int, Features], list[int]] = collections.defaultdict(list)
-        self._wanted: collections.Counter[Shape] = collections.Counter()
+        self._wanted: collections.Counter[tuple[Serving, Features]] = collections.Counter()
 
     def rows(self, row_count: int) -> int:
         """The bucket of `row_count` rows: 1, 2, 4, then multiples of 8."""
@@ -148,10 +148,11 @@ class Buckets:
         found = self._found(frame, shape)
         if found is None:
             return True
-        if found == Serving(shape, self.rows(frame.row_count)):
+        own = Serving(shape, self.rows(frame.row_count))
+        if found == own:
             return False
-        self._wanted[shape] += 1
-        return self._wanted[shape] > WANTED_MIN
+        self._wanted[own, frame.features] += 1
+        return self._wanted[own, frame.features] > WANTED_MIN
 
     def _found(self, frame: Frame, shape: Shape) -> Serving | None:
         """The graphs of the frame's bucket, else the next larger ones, if there are any."""

@@ -28,16 +28,14 @@ def decoding(row_count: int, step: int = 0, features: Features = Features.NONE) 
     )
 
 
-def reading(row_count: int, token_count: int) -> Frame:
+def reading(row_count: int, token_count: int, step: int = 0) -> Frame:
     """One row has a prompt, the others decode."""
     prompt = Row(seat=100, token_ids=[5] * (token_count - row_count + 1), start=0)
     rows = [Row(seat=1 + row, token_ids=[5], start=7) for row in range(row_count - 1)]
-    return make_frame([*rows, prompt])
+    return make_frame([*rows, prompt], step=step)
 
 
-def started(
-    *, prompts: bool = True, row_max: int = ROW_MAX, token_max: int = TOKEN_MAX
-) -> Buckets:
+def started(*, prompts: bool = True, row_max: int = ROW_MAX, token_max: int = TOKEN_MAX) -> Buckets:
     """With the graphs that are made at the start."""
     buckets = Buckets(row_max, token_max, captures=True, captures_prompts=prompts)
     for slot in range(SLOT_COUNT):
@@ -92,6 +90,20 @@ def test_a_bucket_that_is_wanted_now_and_then_never_stops_the_device() -> None:
     for row_count in (18, 34, 12, 3, 27):
         for step in range(WANTED_MIN // 2):
             assert not buckets.wants_own(decoding(row_count, step))
+
+
+def test_what_another_sample_graph_was_wanted_for_does_not_count() -> None:
+    """A prompt's shape is the same for all row counts, and a bucket's for all features."""
+    buckets = started()
+    for slot in range(SLOT_COUNT):
+        buckets.made_sample(slot, ROW_MAX, Features.RANDOM)
+    for step in range(WANTED_MIN):
+        assert not buckets.wants_own(reading(18, 70, step))
+        assert not buckets.wants_own(decoding(18, step))
+    assert buckets.wants_own(reading(18, 70))
+    assert not buckets.wants_own(reading(34, 70))
+    assert buckets.wants_own(decoding(18))
+    assert not buckets.wants_own(decoding(18, features=Features.RANDOM))
 
 
 @pytest.mark.parametrize(

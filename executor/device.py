@@ -54,7 +54,7 @@ class Device(abc.ABC):
     @property
     @abc.abstractmethod
     def wakeup(self) -> int:
-        """File descriptor, readable while `finished` has something to say."""
+        """File descriptor, readable once `finished` has something to say: see `may_sleep`."""
 
     @property
     @abc.abstractmethod

@@ -37,7 +37,7 @@ BEHIND = tl.constexpr(0x7FFFFFFF)
 STATE_WORDS = tl.constexpr(8)
 BORDER = tl.constexpr(0)
 ROOM = tl.constexpr(1)
-"""Words of a row's state, int32; the others are `border_kernel`'s."""
+"""Words of a row's state, int32; the others are `split_kernel`'s."""
 
 
 @triton.jit

@@ -208,8 +208,8 @@ def split_tiles(
 ):
     """Splits each tile of the rows that are not done.
 
-    `masses` and `counts`, ``[rows, 2, TILES]``, get each tile's weight and tokens in the middle,
-    then its weight in all and its candidates. Grid (tiles, rows).
+    `masses`, ``[rows, 2, TILES]``, gets each tile's weight in the middle, then in all; `counts`,
+    ``[rows, 3, TILES]``, its tokens in the middle, then its candidates. Grid (tiles, rows).
     """
     index = tl.program_id(1)
     scale = tl.load(scale_in + index)

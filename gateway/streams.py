@@ -184,6 +184,7 @@ class Stream:
             self._timer = None
 
     def _take_turn(self) -> None:
+        self.close()  # or the timer would give it a second turn
         self._in_turns = True
         self._turns.add(self)
 

@@ -171,6 +171,42 @@ def test_tokens_wait_for_the_first_update_after_the_flush_interval() -> None:
     asyncio.run(scenario())
 
 
+def test_a_timer_that_runs_out_before_its_streams_turn_wakes_nobody() -> None:
+    async def scenario() -> None:
+        streams = Streams(lambda word: None, slow_consumer_s=30.0)
+        others = [opened(streams) for _ in range(2 * WAKES_PER_TURN - 1)]
+        stream = opened(streams, flush_interval_s=1.0)
+        now_s = time.monotonic()
+        rounds: list[int] = []
+
+        async def read(each: Stream) -> None:
+            while not each.ended:
+                await each.wait_due()
+                tokens = each.take(100)
+                if each is stream:
+                    rounds.append(len(tokens))
+
+        readers = [asyncio.create_task(read(each)) for each in (*others, stream)]
+        everyone = [(each.handle, 7) for each in (*others, stream)]
+        streams.apply(update(everyone), now_s - 9.0)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        streams.apply(update([(stream.handle, 7)]), now_s - 8.5)  # its timer has run out
+        streams.apply(update(everyone), now_s + 1000.0)
+        while len(rounds) < 2:
+            await asyncio.sleep(0)
+        streams.apply(update([(stream.handle, 7)]), now_s + 1000.5)
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert rounds == [1, 2]
+        for each in (*others, stream):
+            streams.apply(update([], finished(each, len(each.tokens))), now_s)
+        await asyncio.gather(*readers)
+        assert rounds == [1, 2, 1]
+
+    asyncio.run(scenario())
+
+
 def test_closing_tells_the_scheduler_only_of_what_lives() -> None:
     async def scenario() -> None:
         words: list[GatewayWord] = []

@@ -128,6 +128,22 @@ def test_every_row_count_of_every_bucket(
     server.close()
 
 
+@pytest.mark.parametrize(
+    ("row_max", "token_max"), [(1, 8), (3, 20), (3, 100), (64, 64), (72, 100)]
+)
+def test_slots_of_odd_sizes(
+    model: Model, backend: str, oracle: Oracle, row_max: int, token_max: int
+) -> None:
+    """Buckets end where the slot does; prompts share steps with few rows and with many."""
+    server = CudaServer(
+        model, backend=backend, row_max=row_max, token_max=token_max, context_length=64
+    )
+    requests = [Request(prompt, 6) for prompt in prompts(2 * row_max + 1, row_max, 40)]
+    for request, tokens in zip(requests, server.serve(requests), strict=True):
+        assert oracle.shortfall(request.prompt, tokens) < TIE_BOUND
+    server.close()
+
+
 def test_preemption_and_chunks_give_whole_answers(
     model: Model, backend: str, oracle: Oracle
 ) -> None:

@@ -128,9 +128,7 @@ def test_every_row_count_of_every_bucket(
     server.close()
 
 
-@pytest.mark.parametrize(
-    ("row_max", "token_max"), [(1, 8), (3, 20), (3, 100), (64, 64), (72, 100)]
-)
+@pytest.mark.parametrize(("row_max", "token_max"), [(1, 8), (3, 20), (3, 100), (64, 64), (72, 100)])
 def test_slots_of_odd_sizes(
     model: Model, backend: str, oracle: Oracle, row_max: int, token_max: int
 ) -> None:

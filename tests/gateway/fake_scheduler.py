@@ -106,8 +106,9 @@ class Live:
 class FakeScheduler:
     """See the module. Lives on the event loop of its test."""
 
-    def __init__(self, run_folder: Path, model_facts: ModelFacts) -> None:
+    def __init__(self, run_folder: Path, model_facts: ModelFacts, limits: Limits = LIMITS) -> None:
         self.facts = model_facts
+        self.limits = limits
         self.state = ServerState.SERVING
         self.admits = True
         self.plan: Sequence[int] | None = None
@@ -230,7 +231,7 @@ class FakeScheduler:
                 self.hellos.append(word)
                 self._peers.append(peer)
                 self.say(StateChanged(self.state), peer)
-                self.say(Welcome("instance-1", self.facts, LIMITS), peer)
+                self.say(Welcome("instance-1", self.facts, self.limits), peer)
             case Submit():
                 self.live[(peer, word.handle)] = Live(peer, word)
                 self.submits.append(word)

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from gapless.bench import machine, options, report, trace, work
 from gapless.bench.measure import DepthRuns, measure
 from gapless.bench.options import Options
+from gapless.bench.outputs import OutputError, require_writable
 from gapless.bench.server import ServerError
 from gapless.bench.sizes import Model, ModelError, find_model
 from gapless.bench.work import Work, WorkError
@@ -43,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         model = find_model(chosen.model)
         todo = _work(chosen, model)
-    except (ModelError, WorkError) as error:
+        require_writable(chosen.json)
+        require_writable(chosen.trace)
+    except (ModelError, WorkError, OutputError) as error:
         print(f"gapless bench: {error}", file=sys.stderr)
         return USAGE
     try:
@@ -84,10 +87,8 @@ def _bench(chosen: Options, model: Model, todo: Work, command: str) -> int:
         rows.extend(report.row_of(origin, chosen, model, todo, runs, run) for run in runs.runs)
     lines = _compare(measured, rows)
     if chosen.trace is not None:
-        chosen.trace.parent.mkdir(parents=True, exist_ok=True)
         trace.write(chosen.trace, [each.runs[-1] for each in measured], chosen.trace_steps)
     if chosen.json is not None:
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
         chosen.json.write_text(json.dumps(rows, indent=1) + "\n")
     # Files first: whoever reads the table may leave early.
     print("\n".join([*lines, report.table(rows)]))

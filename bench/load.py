@@ -23,7 +23,8 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from gapless.bench import generator, load_options, load_report, load_table, machine, work
@@ -31,6 +32,7 @@ from gapless.bench.arrivals import poisson, ramp, shares
 from gapless.bench.calls import CallOptions
 from gapless.bench.generator import GeneratorError
 from gapless.bench.load_options import LoadOptions
+from gapless.bench.outputs import OutputError, require_writable
 from gapless.bench.work import Request, WorkError
 from gapless.client import Client, GaplessError, NoServerError
 from gapless.client.values import ModelInfo, ServerStats
@@ -50,7 +52,7 @@ def main(words: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         return _load(chosen, "gapless bench " + shlex.join(words))
-    except WorkError as error:
+    except (WorkError, OutputError) as error:
         print(f"gapless bench: {error}", file=sys.stderr)
         return USAGE
     except (GaplessError, GeneratorError, OSError) as error:
@@ -61,7 +63,9 @@ def main(words: Sequence[str]) -> int:
 
 
 def _load(chosen: LoadOptions, command: str) -> int:
+    require_writable(chosen.json)
     model = asyncio.run(_model(chosen))
+    asyncio.run(_stats(chosen))  # a wrong admin address shows before the warm-up
     requests = _requests(chosen, model.vocab_size)
     options = CallOptions(
         address=chosen.server,
@@ -89,7 +93,6 @@ def _load(chosen: LoadOptions, command: str) -> int:
         "run_id": chosen.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}",
     }
     if chosen.json is not None:
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
         chosen.json.write_text(json.dumps([row], indent=1) + "\n")
     print(load_table.table(row))
     return MEASURED if row["requests"]["completed"] else FAILED
@@ -125,11 +128,24 @@ def _warm_up(
 
 async def _model(chosen: LoadOptions) -> ModelInfo:
     async with Client(chosen.server, timeout_s=ASK_TIMEOUT_S) as client:
-        return await client.model()
+        with _named(f"server at {chosen.server}"):
+            return await client.model()
 
 
 async def _stats(chosen: LoadOptions) -> ServerStats | None:
     if chosen.admin is None:
         return None
     async with Client(chosen.server, admin_address=chosen.admin, timeout_s=ASK_TIMEOUT_S) as client:
-        return await client.stats()
+        with _named(f"admin service at {chosen.admin}"):
+            return await client.stats()
+
+
+@contextmanager
+def _named(peer: str) -> Iterator[None]:
+    """Says which `peer` it was that does not answer: gRPC names none, or where it looked last."""
+    try:
+        yield
+    except GaplessError as error:
+        if isinstance(error, NoServerError) or error.code == "UNIMPLEMENTED":
+            raise NoServerError(f"no {peer}: {error}", code=error.code) from error
+        raise

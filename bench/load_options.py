@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+from gapless.bench.numbers import count, natural, positive
 
 EXIT_CODES: Final = (
     "exit codes: 0 measured (what was refused or failed is in the table); 1 no request was "
@@ -78,12 +79,12 @@ def parse(arguments: Sequence[str]) -> LoadOptions:
     _add_load(parser.add_argument_group("load"))
     group = parser.add_argument_group("targets of goodput")
     add = group.add_argument
-    add("--target-ttft-ms", type=_positive, metavar="MS", help="time to first token, at most")
-    add("--target-itl-ms", type=_positive, metavar="MS", help="mean time a token after, at most")
+    add("--target-ttft-ms", type=positive, metavar="MS", help="time to first token, at most")
+    add("--target-itl-ms", type=positive, metavar="MS", help="mean time a token after, at most")
     group = parser.add_argument_group("generator")
     add = group.add_argument
-    add("--processes", type=_count, default=1, metavar="N", help="that share the load")
-    add("--channels", type=_count, default=4, metavar="N", help="connections of each process")
+    add("--processes", type=count, default=1, metavar="N", help="that share the load")
+    add("--channels", type=count, default=4, metavar="N", help="connections of each process")
     group = parser.add_argument_group("results")
     add = group.add_argument
     add("--json", type=Path, metavar="FILE", help="write one object")
@@ -95,62 +96,41 @@ def parse(arguments: Sequence[str]) -> LoadOptions:
 def _add_load(group: argparse._ArgumentGroup) -> None:
     loops = group.add_mutually_exclusive_group(required=True)
     loops.add_argument(
-        "--rate", type=_positive, metavar="R", help="open loop: R requests a second, Poisson"
+        "--rate", type=positive, metavar="R", help="open loop: R requests a second, Poisson"
     )
     loops.add_argument(
-        "--concurrency", type=_count, metavar="N", help="closed loop: N requests at once"
+        "--concurrency", type=count, metavar="N", help="closed loop: N requests at once"
     )
     add = group.add_argument
     add(
         "--ramp-s",
-        type=_positive,
+        type=positive,
         default=0.0,
         metavar="S",
         help="closed loop: begin one after the other over this time, so that requests of one size "
         "do not come in waves",
     )
-    add("--requests", type=_count, metavar="N", help="in all; default 256, or the file's")
-    add("--prompt", type=_count, default=256, metavar="N", help="tokens each, drawn at random")
-    add("--new", type=_count, default=128, metavar="N", help="tokens each")
+    add("--requests", type=count, metavar="N", help="in all; default 256, or the file's")
+    add("--prompt", type=count, default=256, metavar="N", help="tokens each, drawn at random")
+    add("--new", type=count, default=128, metavar="N", help="tokens each")
     add(
         "--requests-file",
         type=Path,
         metavar="FILE",
         help='instead: lines {"prompt": COUNT or [IDS], "new": COUNT}, over again if need be',
     )
-    add("--seed", type=int, default=0, metavar="N", help="of the arrivals")
+    add("--seed", type=natural, default=0, metavar="N", help="of the arrivals")
     add(
         "--flush-interval-ms",
-        type=int,
+        type=natural,
         metavar="N",
         help="0 sends each token by itself; default: the server's",
     )
     add("--text", action=argparse.BooleanOptionalAction, default=True, help="else token ids")
-    add("--timeout-s", type=_positive, default=600.0, metavar="S", help="of each request")
+    add("--timeout-s", type=positive, default=600.0, metavar="S", help="of each request")
     add(
         "--warm-up",
-        type=_natural,
+        type=natural,
         metavar="N",
         help=f"requests before; default: as many as run at once, or {OPEN_LOOP_WARM_UP}",
     )
-
-
-def _natural(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**31:
-        raise argparse.ArgumentTypeError(f"{value} is less than 0")
-    return value
-
-
-def _count(text: str) -> int:
-    value = _natural(text)
-    if not value:
-        raise argparse.ArgumentTypeError("0 is not at least 1")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
-    return value

@@ -12,7 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from gapless.bench.numbers import count, positive
+
 DEVICES: Final = ("auto", "cpu", "cuda")
+DTYPES: Final = ("auto", "float32", "bfloat16", "float64")
+ATTENTIONS: Final = ("auto", "flashinfer", "fa3", "varlen", "gather")
 EXIT_CODES: Final = (
     "exit codes: 0 measured; 1 a run failed; 2 wrong usage; 4 measured, but some requests got "
     "other tokens at another depth; 130 interrupted"
@@ -70,7 +74,7 @@ def parse(arguments: Sequence[str]) -> Options:
     add = parser.add_argument
     add("--model", required=True, help="a model folder, or preset:NAME with random weights")
     add("--depth", type=_depths, default="1,2", metavar="LIST", help="1 is synchronous")
-    add("--repeats", type=_count, default=1, metavar="N", help="at each depth")
+    add("--repeats", type=count, default=1, metavar="N", help="at each depth")
     add("--warm-up", action=argparse.BooleanOptionalAction, default=True, help="every row count")
     _add_work(parser.add_argument_group("work: all requests are there at the start"))
     _add_server(parser.add_argument_group("server"))
@@ -79,12 +83,12 @@ def parse(arguments: Sequence[str]) -> Options:
     add("--json", type=Path, metavar="FILE", help="write one object a measured run")
     add("--raw", type=Path, metavar="FOLDER", help="keep step logs and the processes' logs")
     add("--trace", type=Path, metavar="FILE", help="Chrome/Perfetto trace of the last steps")
-    add("--trace-steps", type=_count, default=200, metavar="N", help="of each depth")
+    add("--trace-steps", type=count, default=200, metavar="N", help="of each depth")
     add("--system-name", default="gapless", metavar="NAME", help="how the results name it")
     add("--run-id", metavar="ID", help="the same for all that is measured together")
     add(
         "--read-bandwidth-tb-s",
-        type=float,
+        type=positive,
         default=READ_BANDWIDTH_TB_S,
         metavar="X",
         help="of the GPU's memory, for the floor",
@@ -94,13 +98,13 @@ def parse(arguments: Sequence[str]) -> Options:
 
 def _add_work(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--batch", type=_count, default=32, metavar="N", help="requests")
-    add("--prompt", type=_count, default=256, metavar="N", help="tokens each")
-    add("--new", type=_count, default=512, metavar="N", help="tokens each")
+    add("--batch", type=count, default=32, metavar="N", help="requests")
+    add("--prompt", type=count, default=256, metavar="N", help="tokens each")
+    add("--new", type=count, default=512, metavar="N", help="tokens each")
     others = group.add_mutually_exclusive_group()
     others.add_argument(
         "--mixed",
-        type=_count,
+        type=count,
         nargs="?",
         const=1000,
         metavar="N",
@@ -117,28 +121,23 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
 def _add_server(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--device", choices=DEVICES, default="auto", help="auto: the GPU if there is one")
-    add("--dtype", default="auto", help="of the weights")
-    add("--attention", default="auto", help="on a GPU")
-    add("--running-max", type=_count, metavar="N", help="default: what the work says")
-    add("--token-max", type=_count, metavar="N", help="default: all prompts, at most 8192")
+    add("--dtype", choices=DTYPES, default="auto", help="of the weights")
+    add("--attention", choices=ATTENTIONS, default="auto", help="on a GPU")
+    add("--running-max", type=count, metavar="N", help="default: what the work says")
+    add("--token-max", type=count, metavar="N", help="default: all prompts, at most 8192")
     add("--executor-args", type=_words, default="", metavar="TEXT", help="more flags, as one text")
     add("--scheduler-args", type=_words, default="", metavar="TEXT", help="likewise")
-    add("--start-timeout-s", type=float, default=600.0, metavar="S")
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value < 2**31:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
+    add("--start-timeout-s", type=positive, default=600.0, metavar="S")
 
 
 def _depths(text: str) -> tuple[int, ...]:
-    depths = tuple(int(part) for part in text.split(","))
-    if not set(depths) <= {1, 2} or len(set(depths)) != len(depths):
+    if text not in ("1", "2", "1,2", "2,1"):
         raise argparse.ArgumentTypeError(f"{text!r} is none of 1, 2, 1,2 and 2,1")
-    return depths
+    return tuple(map(int, text.split(",")))
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(shlex.split(text))
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from gapless.bench import options
+from gapless.bench.outputs import require_writable
+from gapless.executor import config
 from gapless.protos.step_log import read_step_log
 from tests.models import tiny_model_folder
 
@@ -94,8 +97,57 @@ def test_a_model_that_does_not_exist_is_wrong_usage() -> None:
 
 def test_a_process_that_ends_is_explained() -> None:
     before = left_behind()
-    status, _, err = bench("--model", "preset:tiny", "--device", "cpu", "--dtype", "nonsense")
+    status, _, err = bench(
+        "--model", "preset:tiny", "--device", "cpu", "--executor-args=--dtype nonsense"
+    )
     assert status == 1
     assert "the executor ended with status 2 before it was ready" in err
     assert "nonsense" in err
     assert left_behind() <= before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--batch", "0"), "--batch: 0 is not between 1 and 2147483647"),
+        (("--new", "x"), "--new: 'x' is no whole number"),
+        (("--depth", "1,x"), "--depth: '1,x' is none of 1, 2, 1,2 and 2,1"),
+        (("--start-timeout-s", "-1"), "--start-timeout-s: -1 is not more than 0"),
+        (("--read-bandwidth-tb-s", "nan"), "--read-bandwidth-tb-s: nan is not more than 0"),
+        (("--executor-args", "'"), '--executor-args: "\'": No closing quotation'),
+        (("--dtype", "nonsense"), "--dtype: invalid choice: 'nonsense'"),
+    ],
+)
+def test_wrong_usage_names_the_flag(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        options.parse(["--model", "preset:tiny", *words])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_choices_are_the_executors() -> None:
+    assert options.DTYPES == config.DTYPES
+    assert options.ATTENTIONS == config.ATTENTION
+
+
+@pytest.mark.parametrize("flag", ["--json", "--trace"])
+def test_a_file_that_cannot_be_written_is_said_before_anything_runs(
+    flag: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    status, out, err = bench("--model", "preset:tiny", flag, str(tmp_path / "file" / "x.json"))
+    assert (status, out) == (2, "")
+    assert (
+        err == f"gapless bench: cannot write {tmp_path}/file/x.json: {tmp_path}/file is no folder\n"
+    )
+
+
+def test_trying_a_file_leaves_no_trace_of_it(tmp_path: Path) -> None:
+    new, old = tmp_path / "folder" / "new.json", tmp_path / "old.json"
+    old.write_text("[]")
+    for path in (None, new, old):
+        require_writable(path)
+    assert not new.exists()
+    assert old.read_text() == "[]"

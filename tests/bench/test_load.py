@@ -92,12 +92,34 @@ def test_nobody_at_the_address_is_one_line() -> None:
     status, out, err = bench("--server", "127.0.0.1:1", "--rate", "1")
     assert (status, out) == (3, "")
     assert len(err.splitlines()) == 1
-    assert err.startswith("gapless bench: ")
+    assert err.startswith("gapless bench: no server at 127.0.0.1:1: ")
+
+
+def test_a_wrong_admin_address_is_said_before_any_request(server: Server) -> None:
+    words = ("--server", server.addresses[0], "--concurrency", "1")
+    for wrong in ("127.0.0.1:1", server.addresses[0]):
+        status, out, err = bench(*words, "--admin", wrong)
+        assert (status, out) == (3, "")
+        assert len(err.splitlines()) == 1
+        assert err.startswith(f"gapless bench: no admin service at {wrong}: ")
+
+
+def test_a_file_that_cannot_be_written_is_said_before_any_request(tmp_path: Path) -> None:
+    status, out, err = bench("--server", "127.0.0.1:1", "--rate", "1", "--json", str(tmp_path))
+    assert (status, out) == (2, "")
+    assert err == f"gapless bench: cannot write {tmp_path}: it is a folder\n"
 
 
 @pytest.mark.parametrize(
     "words",
-    [("--rate", "0"), ("--rate", "nan"), (), ("--rate", "1", "--concurrency", "1")],
+    [
+        ("--rate", "0"),
+        ("--rate", "nan"),
+        (),
+        ("--rate", "1", "--concurrency", "1"),
+        ("--rate", "1", "--seed", "-1"),
+        ("--rate", "1", "--flush-interval-ms", "-1"),
+    ],
 )
 def test_wrong_usage_is_refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

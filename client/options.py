@@ -6,6 +6,8 @@ Owns names, help texts and defaults. Cheap to import: nothing here knows gRPC or
 from __future__ import annotations
 
 import argparse
+import fcntl
+import math
 import os
 import re
 import sys
@@ -77,6 +79,26 @@ def _at_least(low: int, high: int | None = None) -> Callable[[str], int]:
         return value
 
     return integer
+
+
+def duration(text: str) -> float:
+    """Seconds, from 0 on."""
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a duration")
+    return value
+
+
+def descriptor(text: str) -> int:
+    """A file descriptor of this process that can be written to."""
+    value = int(text)
+    try:
+        mode = fcntl.fcntl(value, fcntl.F_GETFL) & os.O_ACCMODE
+    except (OSError, ValueError, OverflowError) as error:
+        raise argparse.ArgumentTypeError(f"{value} is not an open descriptor") from error
+    if mode == os.O_RDONLY:
+        raise argparse.ArgumentTypeError(f"{value} is only open for reading")
+    return value
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -196,10 +218,16 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--admin-listen", metavar="HOST:PORT", help="default: no admin service")
     add("--gateways", type=_at_least(1), default=1, metavar="N", help="gateway processes")
     add("--run-folder", type=Path, metavar="FOLDER", help="default: a fresh one on tmpfs")
-    add("--start-timeout-s", type=float, default=600.0, metavar="S")
-    add("--drain-timeout-s", type=float, default=60.0, metavar="S", help="for running requests")
-    add("--lame-duck-s", type=float, default=0.0, metavar="S", help="for load balancers to notice")
-    add("--ready-fd", type=int, metavar="N", help="where to write the ready line as well")
+    add("--start-timeout-s", type=duration, default=600.0, metavar="S")
+    add("--drain-timeout-s", type=duration, default=60.0, metavar="S", help="for running requests")
+    add(
+        "--lame-duck-s",
+        type=duration,
+        default=0.0,
+        metavar="S",
+        help="for load balancers to notice",
+    )
+    add("--ready-fd", type=descriptor, metavar="N", help="where to write the ready line as well")
     group = parser.add_argument_group("scheduler (default: its own)")
     group.add_argument("--depth", type=int, choices=(1, 2), help="steps in flight")
     group.add_argument("--running-max", type=_at_least(1), metavar="N")
@@ -224,8 +252,10 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("gateway (default: its own)")
     group.add_argument("--flush-interval-ms", type=_at_least(0), metavar="N")
     group.add_argument("--default-max-new-tokens", type=_at_least(1), metavar="N")
-    group.add_argument("--slow-consumer-s", type=float, metavar="S", help="for a reader that stops")
-    group.add_argument("--deadline-max-s", type=float, metavar="S", help="longest request")
+    group.add_argument(
+        "--slow-consumer-s", type=duration, metavar="S", help="for a reader that stops"
+    )
+    group.add_argument("--deadline-max-s", type=duration, metavar="S", help="longest request")
     group.add_argument(
         "--allow-chat-template",
         action="store_true",

@@ -81,7 +81,7 @@ class ServeError(Exception):
 
 
 class AddressError(ServeError):
-    """An address is not of the form HOST:PORT."""
+    """An address is not of the form HOST:PORT, or is given twice."""
 
 
 class _Report:
@@ -142,6 +142,8 @@ async def _serve(arguments: argparse.Namespace, session: Session | None, report:
     lack = extras.lacking("serve", extras.SERVE)
     if lack is not None:
         raise ServeError(lack)
+    if arguments.listen == arguments.admin_listen and split_address(arguments.listen)[1]:
+        raise AddressError("--listen and --admin-listen are the same address")
     with (
         reserved(arguments.listen, arguments.gateways) as listen,
         _admin(arguments) as admin,

@@ -167,6 +167,11 @@ def test_a_missing_server_is_said_with_code_3(arguments: Sequence[str]) -> None:
         ("generate", "--token-ids", "one"),
         ("detokenize", "one"),
         ("serve", "--gateways", "0"),
+        ("serve", "--drain-timeout-s", "-1"),
+        ("serve", "--start-timeout-s", "nan"),
+        ("serve", "--ready-fd", "77"),
+        ("serve", "--ready-fd", "-1"),
+        ("serve", "--listen", NOBODY, "--admin-listen", NOBODY),
     ],
 )
 def test_wrong_usage_is_code_2(arguments: Sequence[str]) -> None:

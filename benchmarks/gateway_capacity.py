@@ -32,6 +32,8 @@ import msgspec
 import numpy as np
 
 from gapless.bench import machine
+from gapless.bench.numbers import count, natural, positive
+from gapless.bench.outputs import OutputError, require_writable
 from gapless.protos import inference_pb2, inference_pb2_grpc
 from gapless.protos.messages import Finished, FinishReason, PrefillStarted, Timing, Update
 from tests.gateway import harness, process
@@ -45,8 +47,17 @@ CONNECTIONS: Final = 5
 SETTLE_S: Final = 0.5
 SKIPPED_DELTAS: Final = 2
 """At the beginning, while every stream sends its first."""
+FLUSH_MS_MAX: Final = 1000
+"""What a request may ask for."""
+FAILED: Final = 1
+USAGE: Final = 2
+INTERRUPTED: Final = 130
 
 Row = dict[str, Any]
+
+
+class LoadError(Exception):
+    """A load was not carried, or is too small to be measured."""
 
 
 async def measure(streams: int, step_ms: float, flush_ms: int, steps: int) -> Row:
@@ -103,8 +114,10 @@ async def _drive(
     cpu_s, seconds = _cpu_s(gateway) - before_s, time.monotonic() - began_s
     output = (await load.communicate())[0].decode()
     if f"{others} succeeded" not in output:
-        raise RuntimeError(f"h2load: {output}")
+        raise LoadError(f"h2load: {output}")
     deltas = (await noted)[SKIPPED_DELTAS:-1]
+    if not deltas:
+        raise LoadError(f"{steps} steps are too few to tell anything: give more --steps")
     newest_ms = [1e3 * (came - told_s[first + count - 1]) for came, first, count in deltas]
     oldest_ms = [1e3 * (came - told_s[first]) for came, first, _ in deltas]
     tokens = steps * len(live)
@@ -204,17 +217,36 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a line a load; exit status."""
     parser = argparse.ArgumentParser(prog="gateway_capacity", description=__doc__)
-    parser.add_argument("--streams", type=int, default=256, help="at once, about (256)")
-    parser.add_argument("--step-ms", type=float, default=10.0, help="between tokens (10)")
-    parser.add_argument("--flush-ms", default="20,40,0", help="flush intervals (20,40,0)")
-    parser.add_argument("--steps", type=int, default=1000, help="of each load (1000)")
-    parser.add_argument("--json", type=Path, help="write what was found to this file as well")
+    add = parser.add_argument
+    add("--streams", type=_streams, default=256, metavar="N", help="at once, about (256)")
+    add("--step-ms", type=positive, default=10.0, metavar="MS", help="between tokens (10)")
+    add("--flush-ms", type=_list, default="20,40,0", metavar="LIST", help="intervals (20,40,0)")
+    add("--steps", type=_steps, default=1000, metavar="N", help="of each load (1000)")
+    add("--json", type=Path, metavar="FILE", help="write what was found to this file as well")
     options = parser.parse_args(arguments)
     if shutil.which("h2load") is None:
         print("h2load is missing (Debian: apt install nghttp2-client)", file=sys.stderr)
-        return 2
+        return USAGE
+    try:
+        require_writable(options.json)
+        rows = _rows(options)
+    except OutputError as error:
+        print(f"gateway_capacity: {error}", file=sys.stderr)
+        return USAGE
+    except LoadError as error:
+        print(f"gateway_capacity: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+def _rows(options: argparse.Namespace) -> list[Row]:
+    """Measures every load and prints its line."""
     rows = []
-    for flush_ms in map(int, options.flush_ms.split(",")):
+    for flush_ms in options.flush_ms:
         row = asyncio.run(measure(options.streams, options.step_ms, flush_ms, options.steps))
         row |= {"processor": machine.processor_name(), "cores": os.cpu_count()}
         row |= {"python": platform.python_version(), "grpcio": grpc.__version__}
@@ -227,10 +259,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{newest['p50']:.1f} / {newest['p95']:.1f} / {newest['max']:.1f} ms",
             flush=True,
         )
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    return 0
+    return rows
+
+
+def _streams(text: str) -> int:
+    found = count(text)
+    if found <= CONNECTIONS:
+        raise argparse.ArgumentTypeError(f"{found} is less than {CONNECTIONS + 1}")
+    return found
+
+
+def _steps(text: str) -> int:
+    found, most = count(text), CONTEXT_LENGTH - len(PROMPT)
+    if found > most:
+        raise argparse.ArgumentTypeError(f"{found} is more than {most}")
+    return found
+
+
+def _list(text: str) -> tuple[int, ...]:
+    found = tuple(map(natural, text.split(",")))
+    if max(found) > FLUSH_MS_MAX:
+        raise argparse.ArgumentTypeError(f"{max(found)} is more than {FLUSH_MS_MAX}")
+    return found
 
 
 if __name__ == "__main__":

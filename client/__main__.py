@@ -6,7 +6,6 @@ Exit codes are in `terminal`. Each command's module is imported only when it is 
 
 from __future__ import annotations
 
-import argparse
 import errno
 import importlib
 import os
@@ -28,9 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             terminal.note(f"gapless bench: {lack}")
             return terminal.FAILED
         os.execv(sys.executable, (sys.executable, "-m", "gapless.bench", *words[1:]))
-    parsed = make_parser().parse_args(words)
     try:
-        return _run(parsed)
+        return _run(words)
     except KeyboardInterrupt:
         return terminal.INTERRUPTED
     except BrokenPipeError:
@@ -40,11 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno != errno.ENOSPC:
             raise
         terminal.discard(sys.stdout)
-        terminal.note(f"gapless {parsed.command}: {error.strerror}")
+        terminal.note(f"gapless {words[0]}: {error.strerror}")
         return terminal.FAILED
 
 
-def _run(parsed: argparse.Namespace) -> int:
+def _run(words: Sequence[str]) -> int:
+    parsed = make_parser().parse_args(words)
     code: int
     if parsed.command in ("serve", "demo", "chat"):
         code = importlib.import_module(f"gapless.client.{parsed.command}").run(parsed)

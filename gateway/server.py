@@ -45,6 +45,9 @@ HEALTH_SERVICE: Final = "grpc.health.v1.Health"
 SLOW_CHECK_PERIOD_S: Final = 1.0
 CANCELLED_STREAMS_WAIT_S: Final = 5.0
 """How long cancelled streams have to bring their last messages."""
+LAST_CALLS_S: Final = 0.1
+"""How long to wait for calls that have come before the server is stopped: gRPC hands them over one
+by one, and ends those that it still has with CANCELLED, which nobody tries again."""
 
 _LOG = logging.getLogger("gapless.gateway")
 
@@ -73,6 +76,7 @@ class Gateway:
         self._generation = Generation(config, model, self.link, self.streams, self._preparation)
         self._admin = AdminServicer(self.link, self.streams)
         self._servers: list[Any] = []
+        self._asked_to_stop = False
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._exit_code = EXIT_OK
@@ -100,11 +104,16 @@ class Gateway:
         self.link.start()
 
     def stop(self) -> None:
-        """Asks for a drain; asked again, for an end at once."""
-        if self._stop.is_set():
+        """Asks for a drain; asked again, for an end at once.
+
+        One that ends by itself, as the scheduler is lost, is then asked by the supervisor for the
+        first time: its streams may still tell what happened.
+        """
+        if self._asked_to_stop:
             self.force()
         else:
             _LOG.info("draining: %d streams are live", len(self.streams))
+            self._asked_to_stop = True
             self._stop.set()
 
     def force(self) -> None:
@@ -155,6 +164,7 @@ class Gateway:
                 _LOG.warning("drain timeout: %d streams are cancelled", len(self.streams))
                 self.streams.cancel_all(CancelCause.DRAIN)
         await self._wait_idle(CANCELLED_STREAMS_WAIT_S)
+        await asyncio.sleep(LAST_CALLS_S)
 
     async def _wait_idle(self, timeout_s: float) -> None:
         try:

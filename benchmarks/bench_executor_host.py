@@ -123,6 +123,7 @@ def _do_without_gpu() -> None:
         "memory_snapshot": list,
         "graph_pool_handle": lambda: (0, 0),
         "max_memory_reserved": lambda: 0,
+        "get_device_properties": lambda _: types.SimpleNamespace(multi_processor_count=132),
     }
     mock.patch.multiple(torch.cuda, **cuda).start()
     sys.meta_path.insert(0, _Triton())  # before a real one, which has no device here

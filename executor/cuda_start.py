@@ -22,7 +22,7 @@ from gapless.executor.cuda_device import CudaDevice
 from gapless.executor.cuda_step import CudaStep
 from gapless.executor.device import Device, Regions
 from gapless.executor.flash_attention import VARLEN_PAGE_TOKENS
-from gapless.executor.flashinfer_attention import WORKSPACE_BYTES
+from gapless.executor.flashinfer_attention import workspace_bytes
 from gapless.executor.fused import FusedDecoder, recognise
 from gapless.executor.fused_probe import checked
 from gapless.executor.kv import KvPool, KvShape
@@ -88,7 +88,9 @@ def fused_form(
         log.warning("%s runs unfused: %s", model.shape.architecture, found)
         return None
     device = model.module.device
-    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    scratch_bytes = workspace_bytes(heads, multiprocessors, ())
+    workspace = torch.empty(scratch_bytes, dtype=torch.uint8, device=device)
 
     def attention(pool: KvPool, row_count: int, token_count: int) -> CudaAttention:
         return make_attention(

@@ -24,7 +24,7 @@ from gapless.executor.attention_backends import FLASHINFER, GATHER, make_attenti
 from gapless.executor.buckets import CAPTURED_ASSIGNMENTS_PER_ROW, Buckets, Serving, Shape
 from gapless.executor.cuda_attention import CudaAttention, HeadShape, StepRows
 from gapless.executor.cuda_sampler import CudaSampler
-from gapless.executor.flashinfer_attention import WORKSPACE_BYTES, workspace_bytes
+from gapless.executor.flashinfer_attention import workspace_bytes
 from gapless.executor.fused import FusedDecoder
 from gapless.executor.kv import KvPool
 from gapless.executor.model import Model
@@ -100,10 +100,9 @@ class CudaStep:
         )
         device = pool.device
         self.slots = tuple(SlotMemory(layout, device) for _ in range(SLOT_COUNT))
-        scratch_bytes = max(
-            (workspace_bytes(heads, s.rows, s.tokens) for s in self.buckets.at_start()),
-            default=WORKSPACE_BYTES,
-        )
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        captured = [(shape.rows, shape.tokens) for shape in self.buckets.at_start()]
+        scratch_bytes = workspace_bytes(heads, multiprocessors, captured)
         self._workspace = torch.empty(scratch_bytes, dtype=torch.uint8, device=device)
         self._logits = torch.zeros(
             layout.row_max, model.shape.vocab_size, dtype=model.shape.dtype, device=device

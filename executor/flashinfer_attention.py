@@ -7,6 +7,7 @@ Owns what FlashInfer wants before a step: a plan on the host, page indices on th
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -19,21 +20,36 @@ from gapless.protos.seats import Int32s
 
 WORKSPACE_BYTES: Final = 256 << 20
 """Scratch for partial results of split rows; all steps share it, one after another."""
-QUERIES_A_TILE: Final = 16
-QUERIES_A_PROMPT_TILE: Final = 128
-"""Queries, of all heads of a group, that the kernel takes together: the less, the shorter."""
+BLOCKS_A_MULTIPROCESSOR: Final = 2
+"""For so many the planner splits contexts."""
 
 
-def workspace_bytes(heads: HeadShape, rows: int, tokens: int) -> int:
-    """Scratch that captured steps of so many rows and tokens need, and at least the usual.
+def workspace_bytes(
+    heads: HeadShape, multiprocessor_count: int, captured: Iterable[tuple[int, int]]
+) -> int:
+    """Scratch for all steps, and at least the usual: what FlashInfer's planner asks for.
 
-    The planner of a captured step makes room for as many tiles as any such step could have.
+    Args:
+        heads: of the model.
+        multiprocessor_count: of the device.
+        captured: rows and tokens of the captured steps.
     """
-    queries_a_tile = QUERIES_A_TILE if tokens == rows else QUERIES_A_PROMPT_TILE
-    planned = _planned_tokens(rows, tokens)
-    tiles = -(-planned * (heads.heads // heads.kv_heads) // queries_a_tile) + rows
-    values = heads.heads * tiles * queries_a_tile * (heads.dim + 1)
-    return max(WORKSPACE_BYTES, 4 * values + (1 << 20))
+    group = heads.heads // heads.kv_heads
+    split = BLOCKS_A_MULTIPROCESSOR * multiprocessor_count // heads.kv_heads
+    most = split * _tile_queries(heads, 1 << 30)  # of a step that is not captured
+    for rows, tokens in captured:
+        # There is room for as many tiles as any such step could have.
+        planned = _planned_tokens(rows, tokens)
+        tile = _tile_queries(heads, (planned - rows + 1) * group)
+        most = max(most, tile * max(split, -(-planned * group // tile) + rows - 1))
+    return max(WORKSPACE_BYTES, 4 * heads.heads * most * (heads.dim + 1) + (1 << 20))
+
+
+def _tile_queries(heads: HeadShape, queries: int) -> int:
+    """Queries, of all heads of a group, that the kernel takes together where a row has so many."""
+    if queries > 64 and heads.dim < 256:
+        return 128
+    return 64 if queries > 16 else 16
 
 
 def _planned_tokens(rows: int, tokens: int) -> int:

@@ -23,6 +23,7 @@ from gapless.executor.attention_backends import (
 from gapless.executor.config import ATTENTION
 from gapless.executor.cuda_attention import Gathered, HeadShape, StepRows
 from gapless.executor.flash_attention import TorchVarlen
+from gapless.executor.flashinfer_attention import workspace_bytes
 from gapless.executor.kv import KvPool, KvShape
 
 HEADS = HeadShape(8, 2, 64, torch.bfloat16)
@@ -175,3 +176,22 @@ class _Arenas:
 
     def attach(self, name: str, size_bytes: int) -> Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "captured", "mib"),
+    [
+        (32, 8, 128, [(256, 256), (64, 1024)], 256),
+        (32, 8, 128, [(256, 256)], 256),
+        (32, 8, 128, [], 256),
+        (32, 1, 128, [(256, 256)], 533),  # not captured: 128 queries a tile, 264 tiles
+        (32, 1, 256, [(256, 256)], 769),  # 64 queries a tile, 383 tiles
+        (64, 4, 128, [(256, 256)], 267),  # not captured: 128 queries, 66 tiles
+    ],
+)
+def test_flashinfer_has_room_for_what_its_planner_may_ask(
+    heads: int, kv_heads: int, dim: int, captured: list[tuple[int, int]], mib: int
+) -> None:
+    shape = HeadShape(heads, kv_heads, dim, torch.bfloat16)
+    found = workspace_bytes(shape, 132, captured)
+    assert found >> 20 == mib

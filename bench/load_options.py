@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from gapless.bench.numbers import count, natural, positive
+from gapless.bench.options import HelpWithDefaults
 
 EXIT_CODES: Final = (
     "exit codes: 0 measured (what was refused or failed is in the table); 1 no request was "
@@ -71,7 +72,7 @@ def parse(arguments: Sequence[str]) -> LoadOptions:
         "All requests are greedy and go on to their full length.",
         epilog=EXIT_CODES,
         allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpWithDefaults,
     )
     add = parser.add_argument
     add("--server", required=True, metavar="ADDRESS", help="of the server that runs")

@@ -25,6 +25,13 @@ READ_BANDWIDTH_TB_S: Final = 4.39
 """Measured on one H200."""
 
 
+class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Says a default where there is a value to say."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default else action.help
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """One benchmark."""
@@ -69,13 +76,18 @@ def parse(arguments: Sequence[str]) -> Options:
         "options: see gapless bench --server ADDRESS --help.",
         epilog=EXIT_CODES,
         allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpWithDefaults,
     )
     add = parser.add_argument
     add("--model", required=True, help="a model folder, or preset:NAME with random weights")
     add("--depth", type=_depths, default="1,2", metavar="LIST", help="1 is synchronous")
     add("--repeats", type=count, default=1, metavar="N", help="at each depth")
-    add("--warm-up", action=argparse.BooleanOptionalAction, default=True, help="every row count")
+    add(
+        "--warm-up",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run each row count once before",
+    )
     _add_work(parser.add_argument_group("work: all requests are there at the start"))
     _add_server(parser.add_argument_group("server"))
     group = parser.add_argument_group("results")

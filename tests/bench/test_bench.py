@@ -87,6 +87,7 @@ def test_the_client_command_becomes_the_benchmark() -> None:
     status, out, _ = bench("bench", "--help", program=("-m", "gapless.client"))
     assert status == 0
     assert "--requests-file" in out
+    assert "None" not in out
 
 
 def test_a_model_that_does_not_exist_is_wrong_usage() -> None:

@@ -38,12 +38,17 @@ _MALFORMED: Final = _Malformed()
 class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """See the module. Add it as the outermost interceptor of a server."""
 
+    def __init__(self) -> None:
+        self.call_count = 0
+        """Calls that have come."""
+
     async def intercept_service(
         self,
         continuation: Callable[[Any], Awaitable[Any]],
         handler_call_details: Any,
     ) -> Any:
         """Returns the method's handler, wrapped; None (unknown method) stays None."""
+        self.call_count += 1
         handler = await continuation(handler_call_details)
         if handler is None:
             return None

@@ -45,9 +45,11 @@ HEALTH_SERVICE: Final = "grpc.health.v1.Health"
 SLOW_CHECK_PERIOD_S: Final = 1.0
 CANCELLED_STREAMS_WAIT_S: Final = 5.0
 """How long cancelled streams have to bring their last messages."""
-LAST_CALLS_S: Final = 0.1
-"""How long to wait for calls that have come before the server is stopped: gRPC hands them over one
-by one, and ends those that it still has with CANCELLED, which nobody tries again."""
+QUIET_S: Final = 0.05
+LAST_CALLS_S: Final = 1.0
+"""A server is stopped when no call has come for the one time, at the latest after the other: gRPC
+hands calls over one by one, and ends those that it still has with CANCELLED, which nobody tries
+again."""
 
 _LOG = logging.getLogger("gapless.gateway")
 
@@ -75,6 +77,7 @@ class Gateway:
         )
         self._generation = Generation(config, model, self.link, self.streams, self._preparation)
         self._admin = AdminServicer(self.link, self.streams)
+        self._boundary = Boundary()
         self._servers: list[Any] = []
         self._asked_to_stop = False
         self._stop = asyncio.Event()
@@ -164,7 +167,7 @@ class Gateway:
                 _LOG.warning("drain timeout: %d streams are cancelled", len(self.streams))
                 self.streams.cancel_all(CancelCause.DRAIN)
         await self._wait_idle(CANCELLED_STREAMS_WAIT_S)
-        await asyncio.sleep(LAST_CALLS_S)
+        await self._wait_quiet()
 
     async def _wait_idle(self, timeout_s: float) -> None:
         try:
@@ -172,6 +175,14 @@ class Gateway:
                 await self.streams.wait_idle()
         except TimeoutError:
             return
+
+    async def _wait_quiet(self) -> None:
+        """Returns when no call comes any more."""
+        until_s = time.monotonic() + LAST_CALLS_S
+        seen = -1
+        while seen != self._boundary.call_count and time.monotonic() < until_s:
+            seen = self._boundary.call_count
+            await asyncio.sleep(QUIET_S)
 
     # -------------------------------------------------------------- what the scheduler says
 
@@ -214,7 +225,7 @@ class Gateway:
         options = server_options(
             deadline_max_s=self._config.deadline_max_s, reuse_port=self._config.reuse_port
         )
-        server = grpc.aio.server(interceptors=(Boundary(),), options=options)
+        server = grpc.aio.server(interceptors=(self._boundary,), options=options)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         self._servers.append(server)
         return server

@@ -54,7 +54,8 @@ def test_first_signal_after_a_loss_leaves_streams_time_to_tell_it(tmp_path: Path
 
 def test_calls_that_have_come_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC hands calls over one by one, and cancels what it still has when the server stops."""
-    monkeypatch.setattr(server, "LAST_CALLS_S", 2.0)
+    monkeypatch.setattr(server, "QUIET_S", 1.0)
+    monkeypatch.setattr(server, "LAST_CALLS_S", 60.0)
 
     async def scenario() -> None:
         async with running() as it:

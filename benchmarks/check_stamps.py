@@ -134,6 +134,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=200, help="recorded steps a load (200)")
     parser.add_argument("--json", type=Path, help="write what was found to this file as well")
     options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("torch finds no GPU")
     model, backend = load(options.preset)
     found: dict[str, Any] = {
         **machine(backend),

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gapless.bench import machine
+from gapless.bench.numbers import count
 from gapless.bench.sizes import find_model
 
 RESULTS: Final = Path(__file__).parent / "results" / "cpu.json"
@@ -232,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--dtypes", type=_list_of(str), default=["bfloat16", "float32"], metavar="LIST")
     add("--prompt", type=int, default=64)
     add("--new", type=int, default=64)
-    add("--rounds", type=int, default=3)
+    add("--rounds", type=count, default=3)
     add("--json", type=Path, default=RESULTS)
     add("--peer", nargs=3, metavar=("FOLDER", "DTYPE", "MODE"), help=argparse.SUPPRESS)
     options = parser.parse_args(words)

@@ -85,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=HERE / "README.md")
     parser.add_argument("--front", type=Path, default=HERE.parent / "README.md")
     chosen = parser.parse_args(arguments)
+    if not chosen.results.is_dir():
+        parser.error(f"{chosen.results} is no folder")
     write_page(chosen.results, chosen.page)
     write_front(chosen.results, chosen.page, chosen.front)
     print(f"wrote {chosen.page} and {chosen.front}")

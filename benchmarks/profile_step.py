@@ -259,6 +259,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--prompt", type=int, default=256, help="tokens of each prompt (256)")
     parser.add_argument("--steps", type=int, default=40, help="recorded steps a load (40)")
     options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("torch finds no GPU")
     model, backend = load(options.preset)
     loads = []
     for batch in options.batch:

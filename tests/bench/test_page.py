@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import gateway_capacity, summary
+from benchmarks import gateway_capacity, plot, summary
 from benchmarks.plot import (
     capacity_section,
     loads_section,
@@ -170,3 +170,13 @@ def test_a_gateway_is_not_loaded_without_the_client(
     monkeypatch.setenv("PATH", "/nowhere")
     assert gateway_capacity.main([]) == 2
     assert "nghttp2-client" in capsys.readouterr().err
+
+
+def test_results_that_are_not_there_leave_the_pages_alone(tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    page.write_text("as it was")
+    words = ("--results", str(tmp_path / "none"), "--page", str(page), "--front", str(page))
+    with pytest.raises(SystemExit) as ended:
+        plot.main(words)
+    assert ended.value.code == 2
+    assert page.read_text() == "as it was"

@@ -244,7 +244,16 @@ def section(rows: Sequence[Row]) -> str:
     ]
     for row in rows:
         lines.append("| " + " | ".join(_cell(row, path, form) for _, path, form in COLUMNS) + " |")
+    others = [row for row in rows if row["system"] != "gapless"]
+    how = [f"- {_name(row)}: {row['command']}" for row in others if "command" in row]
+    notes = [f"- {_name(row)}: {row['note']}" for row in rows if "note" in row]
+    if how or notes:
+        lines += ["", *how, *notes]
     return "\n".join([*lines, ""])
+
+
+def _name(row: Row) -> str:
+    return f"{row['system']} {row['mode']}"
 
 
 def work_name(row: Row) -> str:

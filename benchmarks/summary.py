@@ -77,6 +77,10 @@ def section(works: Sequence[dict[str, Row]], plots: Path) -> str:
     for rows in works:
         cells = [_cell(rows.get(system)) for system in systems]
         lines.append(f"| {work_label(rows['gapless'])} | " + " | ".join(cells) + " |")
+    for rows in works:
+        for system in systems:
+            if note := rows.get(system, {}).get("note"):
+                lines += ["", f"{SYSTEMS[system][0]} at {work_label(rows['gapless'])}: {note}."]
     return "\n".join([*lines, "", f"![tokens a second]({plots / PICTURE})"])
 
 

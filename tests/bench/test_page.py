@@ -69,6 +69,7 @@ def test_the_front_page_compares_what_ran_together(tmp_path: Path) -> None:
     results.mkdir()
     fast = {**ours(2, None), "tokens_per_s": 4000.0, "ms_per_step_p50": 8.5}
     slow = {**OTHERS, "tokens_per_s": 2500.0, "versions": {"transformers": "5.17"}}
+    slow |= {"note": "a part of a longer run"}
     alone = {**fast, "run_id": "r9", "work": {**fast["work"], "batch": 7}}
     (results / "a.json").write_text(json.dumps([fast, slow, alone]))
     front = tmp_path / "README.md"
@@ -87,6 +88,7 @@ def test_the_front_page_compares_what_ran_together(tmp_path: Path) -> None:
     assert "| work | Gapless | transformers 5.17 |" in text
     assert "| 2 requests, 3 + 4 tokens | 4,000 (8.50 ms) | 2,500 |" in text
     assert "7 requests" not in text
+    assert "\ntransformers at 2 requests, 3 + 4 tokens: a part of a longer run.\n" in text
     assert "(benchmarks/plots/systems.svg)" in text
     ElementTree.fromstring((tmp_path / "benchmarks" / "plots" / "systems.svg").read_text())
     front.write_text("no marks")
@@ -180,3 +182,14 @@ def test_results_that_are_not_there_leave_the_pages_alone(tmp_path: Path) -> Non
         plot.main(words)
     assert ended.value.code == 2
     assert page.read_text() == "as it was"
+
+
+def test_the_page_says_how_others_ran(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    other = {**OTHERS, "command": "generate(dtype=bfloat16)", "note": "a part of a longer run"}
+    (results / "a.json").write_text(json.dumps([ours(2, None), other]))
+    write_page(results, tmp_path / "README.md")
+    page = (tmp_path / "README.md").read_text()
+    assert "\n- transformers async: generate(dtype=bfloat16)\n" in page
+    assert "\n- transformers async: a part of a longer run\n" in page

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from gapless.bench.numbers import count, positive
+from gapless.protos.executor_flags import ATTENTIONS, DEVICES, DTYPES
 
-DEVICES: Final = ("auto", "cpu", "cuda")
-DTYPES: Final = ("auto", "float32", "bfloat16", "float64")
-ATTENTIONS: Final = ("auto", "flashinfer", "fa3", "varlen", "gather")
 EXIT_CODES: Final = (
     "exit codes: 0 measured; 1 a run failed; 2 wrong usage; 4 measured, but some requests got "
     "other tokens at another depth; 130 interrupted"
@@ -29,7 +27,7 @@ class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
     """Says a default where there is a value to say."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return super()._get_help_string(action) if action.default else action.help
+        return action.help if action.default in (None, "") else super()._get_help_string(action)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

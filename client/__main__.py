@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno != errno.ENOSPC:
             raise
         terminal.discard(sys.stdout)
-        terminal.note(f"gapless {words[0]}: {error.strerror}")
+        terminal.note(f"{' '.join(['gapless', *words[:1]])}: {error.strerror}")
         return terminal.FAILED
 
 

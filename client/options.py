@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
+from gapless.protos.executor_flags import ATTENTIONS, DEVICES, DTYPES
+
 DEFAULT_SERVER: Final = "localhost:50051"
 SERVER_VARIABLE: Final = "GAPLESS_SERVER"
 ADMIN_VARIABLE: Final = "GAPLESS_ADMIN"
@@ -236,8 +238,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--step-tokens-max", type=_at_least(1), metavar="N")
     group.add_argument("--chunk-tokens-max", type=_at_least(1), metavar="N")
     group = parser.add_argument_group("executor (default: its own)")
-    group.add_argument("--device", choices=("auto", "cpu", "cuda"))
-    group.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float64"))
+    group.add_argument("--device", choices=DEVICES)
+    group.add_argument("--dtype", choices=DTYPES)
     group.add_argument("--kv-blocks", type=_at_least(2), metavar="N")
     group.add_argument("--block-tokens", type=_at_least(1), metavar="N")
     group.add_argument("--row-max", type=_at_least(1), metavar="N")
@@ -245,7 +247,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--context-length-max", type=_at_least(2), metavar="N")
     group.add_argument(
         "--attention",
-        choices=("auto", "flashinfer", "fa3", "varlen", "gather"),
+        choices=ATTENTIONS,
         help="kernels on a GPU; default: the first of these that is installed and fits the model",
     )
     group.add_argument("--threads", type=_at_least(1), metavar="N")

@@ -13,14 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from gapless.protos.executor_flags import ATTENTIONS, DEVICES, DTYPES
 from gapless.protos.model_folder import missing_files
 from gapless.protos.rendezvous import executors_endpoint
 
 LOG_FORMAT: Final = "%(asctime)s {process} %(levelname)s %(message)s"
-DEVICES: Final = ("auto", "cpu", "cuda")
-ATTENTION: Final = ("auto", "flashinfer", "fa3", "varlen", "gather")
 PRESET_PREFIX: Final = "preset:"
-DTYPES: Final = ("auto", "float32", "bfloat16", "float64")
 
 
 class UserError(Exception):
@@ -140,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--run-folder", type=Path, required=True, help="folder shared with the scheduler")
     add("--model", required=True, metavar="FOLDER", help="or preset:NAME, with random weights")
     add("--device", choices=DEVICES, default="auto", help="default: the GPU if there is one")
-    add("--attention", choices=ATTENTION, default="auto", help="on a GPU; default: the best there")
+    add("--attention", choices=ATTENTIONS, default="auto", help="on a GPU; default: the best there")
     add("--dtype", choices=DTYPES, default="auto", help="default: float32 on a CPU")
     add("--kv-blocks", type=_at_least(2), metavar="N", help="default: what memory allows")
     add("--block-tokens", type=_at_least(1), default=16, metavar="N", help="default: 16")

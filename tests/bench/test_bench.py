@@ -13,7 +13,6 @@ import pytest
 
 from gapless.bench import options
 from gapless.bench.outputs import require_writable
-from gapless.executor import config
 from gapless.protos.step_log import read_step_log
 from tests.models import tiny_model_folder
 
@@ -126,11 +125,6 @@ def test_wrong_usage_names_the_flag(
         options.parse(["--model", "preset:tiny", *words])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
-
-
-def test_the_choices_are_the_executors() -> None:
-    assert options.DTYPES == config.DTYPES
-    assert options.ATTENTIONS == config.ATTENTION
 
 
 @pytest.mark.parametrize("flag", ["--json", "--trace"])

@@ -20,11 +20,11 @@ from gapless.executor.attention_backends import (
     make_attention,
     torch_has_paged_varlen,
 )
-from gapless.executor.config import ATTENTION
 from gapless.executor.cuda_attention import Gathered, HeadShape, StepRows
 from gapless.executor.flash_attention import TorchVarlen
 from gapless.executor.flashinfer_attention import workspace_bytes
 from gapless.executor.kv import KvPool, KvShape
+from gapless.protos.executor_flags import ATTENTIONS
 
 HEADS = HeadShape(8, 2, 64, torch.bfloat16)
 
@@ -85,8 +85,8 @@ def test_an_older_torch_is_recognised(
 
 
 def test_every_backend_has_its_option() -> None:
-    assert set(installed(torch.bfloat16)) <= set(ATTENTION)
-    assert VARLEN in ATTENTION
+    assert set(installed(torch.bfloat16)) <= set(ATTENTIONS)
+    assert VARLEN in ATTENTIONS
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import gateway_capacity, plot, summary
-from benchmarks.plot import (
-    capacity_section,
-    loads_section,
-    read_groups,
-    stamps_section,
-    write_front,
-    write_page,
-)
+from benchmarks import plot, summary
+from benchmarks.check_sections import capacity_section, loads_section, stamps_section
+from benchmarks.plot import read_groups, write_front, write_page
 from tests.bench.test_trace import run_of
 
 OTHERS: dict[str, Any] = {
@@ -164,14 +158,6 @@ def test_what_a_gateway_carries_is_told_by_flush_interval() -> None:
     }
     cells = " | ".join(["1.0 / 2.0 / 3.0"] * 3)
     assert f"| 20 | 25,600 | 0.85 | 33 | 2.7 | {cells} |" in capacity_section([row])
-
-
-def test_a_gateway_is_not_loaded_without_the_client(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert gateway_capacity.main([]) == 2
-    assert "nghttp2-client" in capsys.readouterr().err
 
 
 def test_results_that_are_not_there_leave_the_pages_alone(tmp_path: Path) -> None:

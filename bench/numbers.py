@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import argparse
 import math
+from typing import Final
+
+INT31_MAX: Final = 2**31 - 1
 
 
 def natural(text: str) -> int:
@@ -15,10 +18,7 @@ def natural(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: `text` is none.
     """
-    value = _integer(text)
-    if not 0 <= value < 2**31:
-        raise argparse.ArgumentTypeError(f"{value} is not between 0 and {2**31 - 1}")
-    return value
+    return _integer(text, 0)
 
 
 def count(text: str) -> int:
@@ -27,10 +27,7 @@ def count(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: `text` is none.
     """
-    value = _integer(text)
-    if not 1 <= value < 2**31:
-        raise argparse.ArgumentTypeError(f"{value} is not between 1 and {2**31 - 1}")
-    return value
+    return _integer(text, 1)
 
 
 def positive(text: str) -> float:
@@ -48,8 +45,11 @@ def positive(text: str) -> float:
     return value
 
 
-def _integer(text: str) -> int:
+def _integer(text: str, least: int) -> int:
     try:
-        return int(text)
+        value = int(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from error
+    if not least <= value <= INT31_MAX:
+        raise argparse.ArgumentTypeError(f"{value} is not between {least} and {INT31_MAX}")
+    return value

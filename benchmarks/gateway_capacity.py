@@ -34,6 +34,7 @@ import numpy as np
 from gapless.bench import machine
 from gapless.bench.numbers import count, natural, positive
 from gapless.bench.outputs import OutputError, require_writable
+from gapless.gateway.validation import FLUSH_INTERVAL_MAX_MS
 from gapless.protos import inference_pb2, inference_pb2_grpc
 from gapless.protos.messages import Finished, FinishReason, PrefillStarted, Timing, Update
 from tests.gateway import harness, process
@@ -47,8 +48,6 @@ CONNECTIONS: Final = 5
 SETTLE_S: Final = 0.5
 SKIPPED_DELTAS: Final = 2
 """At the beginning, while every stream sends its first."""
-FLUSH_MS_MAX: Final = 1000
-"""What a request may ask for."""
 FAILED: Final = 1
 USAGE: Final = 2
 INTERRUPTED: Final = 130
@@ -224,11 +223,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--steps", type=_steps, default=1000, metavar="N", help="of each load (1000)")
     add("--json", type=Path, metavar="FILE", help="write what was found to this file as well")
     options = parser.parse_args(arguments)
-    if shutil.which("h2load") is None:
-        print("h2load is missing (Debian: apt install nghttp2-client)", file=sys.stderr)
-        return USAGE
     try:
         require_writable(options.json)
+        if shutil.which("h2load") is None:
+            raise LoadError("h2load is missing (Debian: apt install nghttp2-client)")
         rows = _rows(options)
     except OutputError as error:
         print(f"gateway_capacity: {error}", file=sys.stderr)
@@ -278,8 +276,8 @@ def _steps(text: str) -> int:
 
 def _list(text: str) -> tuple[int, ...]:
     found = tuple(map(natural, text.split(",")))
-    if max(found) > FLUSH_MS_MAX:
-        raise argparse.ArgumentTypeError(f"{max(found)} is more than {FLUSH_MS_MAX}")
+    if max(found) > FLUSH_INTERVAL_MAX_MS:
+        raise argparse.ArgumentTypeError(f"{max(found)} is more than {FLUSH_INTERVAL_MAX_MS}")
     return found
 
 

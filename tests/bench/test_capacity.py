@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -30,9 +29,16 @@ def test_wrong_usage_names_the_flag(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.skipif(shutil.which("h2load") is None, reason="needs h2load")
 def test_a_file_that_cannot_be_written_is_said_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert gateway_capacity.main(["--json", str(tmp_path)]) == 2
     assert capsys.readouterr().err.endswith("it is a folder\n")
+
+
+def test_without_the_client_nothing_is_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert gateway_capacity.main([]) == 1
+    assert "nghttp2-client" in capsys.readouterr().err

@@ -61,7 +61,7 @@ class Buckets:
         self, row_max: int, token_max: int, *, captures: bool, captures_prompts: bool
     ) -> None:
         """Nothing is captured, decode steps alone, or steps with prompts as well."""
-        self._row_max = row_max
+        self._row_max = min(row_max, token_max)  # each row of a step has a token
         self._token_max = token_max
         self._captures = captures
         self._captures_prompts = captures and captures_prompts
@@ -72,8 +72,8 @@ class Buckets:
 
     def rows(self, row_count: int) -> int:
         """The bucket of `row_count` rows: 1, 2, 4, then multiples of 8."""
-        smalls = (small for small in (1, 2, 4) if row_count <= small)
-        return min(next(smalls, -(-row_count // 8) * 8), self._row_max)
+        bucket = -(-row_count // 8) * 8 if row_count > 4 else 1 << (row_count - 1).bit_length()
+        return min(bucket, self._row_max)
 
     def decode_shape(self, row_count: int) -> Shape:
         """For steps in which `row_count` rows have one token each."""

@@ -154,3 +154,11 @@ def test_what_is_not_captured() -> None:
     many = np.ones((2 * ROW_MAX + 1, 3), dtype=np.int32)
     frame = make_frame([Row(seat=1, token_ids=[5], start=7)], assignments=many)
     assert only_decodes.shape_of(frame) is None
+
+
+def test_no_graphs_are_made_for_more_rows_than_a_step_has_tokens() -> None:
+    buckets = Buckets(row_max=64, token_max=12, captures=True, captures_prompts=True)
+    assert buckets.at_start() == [
+        Shape(12, 12, only_decodes=False),
+        *(decodes(rows) for rows in (12, 8, 4, 2, 1)),
+    ]
